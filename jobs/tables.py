@@ -572,27 +572,6 @@ RESULT_TABLES = {
     "measures_summary": MEASURES_SUMMARY,
     "source_preference": SOURCE_PREFERENCE,
 }
-# The sort order of each table. Equal results have equal files.
-ORDER = {
-    "samples": ("sample_id",),
-    "atoms": ("sample_id", "metric", "atom_id"),
-    "relations": ("sample_id", "metric", "premise_id", "hypothesis_id"),
-    "statements": ("sample_id", "metric", "statement_id"),
-    "conflicts": ("sample_id", "metric", "first_id", "second_id"),
-    "scores": ("sample_id", "metric"),
-    "measures": ("sample_id", "metric", "measure"),
-    "claims": ("sample_id", "metric", "position"),
-    "evidence": ("sample_id", "metric", "claim_id", "rank"),
-    "chunks": ("chunk_id",),
-    "candidates": ("sample_id", "metric", "statement_id", "step", "rank"),
-    "contexts_used": ("sample_id", "metric", "rank"),
-    "criteria": ("sample_id", "metric", "number"),
-    "citations": ("sample_id", "metric", "sentence_number", "citation"),
-    "failures": ("sample_id", "metric", "stage", "request_id"),
-}
-# Tables with many rows per sample. Each file is sorted and has all rows of its samples. To sort across files, Spark
-# would compute the rows twice.
-SORTED_BY_FILE = frozenset({"relations", "conflicts"})
 TABLES = {
     **RESULT_TABLES,
     "completions": COMPLETIONS,

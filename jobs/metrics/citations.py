@@ -1,7 +1,7 @@
 """Citations (TREC RAG, DeepResearch Bench; docs/methods.md, section 19): the sentences that their sources support.
 
-A judge labels each sentence by each source that it cites, and by all of them together. Sources are contexts of the
-sample, documents of an index, or texts of files.
+A judge labels each sentence by each of its sources, and by its sources together. Sources are contexts of the sample,
+documents of an index, or texts of files.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def digests(settings: Settings) -> dict[str, str]:
 
 
 def _catalog(path: str) -> Catalog | None:
-    """Return the index in a folder, None if the path is no index."""
+    """Return the index in a folder, or None for another path."""
     return catalog_in(read_manifest(path))
 
 
@@ -169,7 +169,7 @@ def _with_pages(cited: DataFrame, pages: DataFrame) -> DataFrame:
 
 
 def _to_judge(cited: DataFrame) -> DataFrame:
-    """Return sample_id, group, sources, listed: the sentences of each source, and of each set of several sources."""
+    """Return sample_id, group, sources and listed, which has the sentences of each source or set of sources."""
     item = F.struct("number", F.col("sentence").alias("text")).alias("item")
     single = _sources(cited).where(F.col("text").isNotNull())
     alone = single.select("sample_id", F.col("key").alias("group"), F.array("text").alias("sources"), item)

@@ -18,7 +18,7 @@ from untold.udfs.stages import STAGES
 Row = Mapping[str, Any]
 Bounds = tuple[float | None, float | None, float | None]
 Verdicts = Mapping[tuple[tuple[str, ...], int], str | None]
-"""Verdicts by the texts of the sources, and the number of the sentence."""
+"""Verdicts by the names of the sources, and the number of the sentence."""
 FORMS = ("marks", "parts", "links", "ids", "footnotes", "list", "spans", "numbered", "none", "blank")
 WEIGHTS = {"full": Fraction(1), "partial": Fraction(1, 2), "none": Fraction(0)}
 MISSING = "no context, document or page has this id"
@@ -35,8 +35,8 @@ class Cited:
 
     @property
     def known(self) -> tuple[str, ...]:
-        """Return the known texts."""
-        return tuple(text for text in self.texts if text is not None)
+        """Return the names of the sources with a text."""
+        return tuple(name for name, text in zip(self.sources, self.texts, strict=True) if text is not None)
 
 
 class CitationWorld:
@@ -106,7 +106,7 @@ class CitationWorld:
         for part in parts[1:]:
             if random.random() < 0.3:
                 # RAGTIME: ids with confidences
-                part["citations"] = {self._name(n): 0.9 - n / 100 for n in sorted(part["citations"])}
+                part["citations"] = {self._name(n): 0.9 - rank / 100 for rank, n in enumerate(part["citations"])}
         return {"response": parts}
 
     def _name(self, place: int) -> str:
@@ -211,17 +211,17 @@ def expected_citations(
     for number, one in enumerate(sentences, start=1):
 
         def row(
-            place: int, texts: tuple[str, ...], source: str | None, number: int = number, one: Cited = one
+            place: int, names: tuple[str, ...], source: str | None, number: int = number, one: Cited = one
         ) -> str | None:
-            verdict = verdicts.get((texts, number)) if texts else None
-            lost = "unasked" if (texts, number) in unasked else "failed"
-            status = ("judged" if verdict else lost) if texts else "no_source" if one.sources else "uncited"
+            verdict = verdicts.get((names, number)) if names else None
+            lost = "unasked" if (names, number) in unasked else "failed"
+            status = ("judged" if verdict else lost) if names else "no_source" if one.sources else "uncited"
             rows.append((number, place, source, verdict, status))
             return verdict
 
         whole = row(0, one.known, None)
         own = [
-            row(place, (text,) if text is not None else (), source)
+            row(place, (source,) if text is not None else (), source)
             for place, (source, text) in enumerate(zip(one.sources, one.texts, strict=True), start=1)
         ]
         single.append([_open(verdict) for verdict in own])
@@ -317,14 +317,14 @@ def _harmonic(precision: Bounds, recall: Bounds) -> Bounds:
     return of(precision[0], recall[0]), of(precision[1], recall[1]), of(precision[2], recall[2])
 
 
-def groups_of(sentences: Sequence[Cited]) -> list[tuple[tuple[str, ...], dict[int, str]]]:
-    """Return the texts of each source, or set of several sources of a sentence, with its sentences by number."""
-    groups: dict[tuple[str, ...], tuple[tuple[str, ...], dict[int, str]]] = {}
+def groups_of(sentences: Sequence[Cited]) -> list[tuple[tuple[str, ...], tuple[str, ...], dict[int, str]]]:
+    """Return the names and texts of each source, or set of sources of a sentence, with the sentences by number."""
+    groups: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...], dict[int, str]]] = {}
     for number, one in enumerate(sentences, start=1):
         known = [(name, text) for name, text in zip(one.sources, one.texts, strict=True) if text is not None]
         for own in [*([each] for each in known), *([known] if len(known) > 1 else [])]:
             names, texts = zip(*own, strict=True)
-            groups.setdefault(names, (texts, {}))[1][number] = one.text
+            groups.setdefault(names, (names, texts, {}))[2][number] = one.text
     return list(groups.values())
 
 
@@ -341,9 +341,9 @@ class JudgedCitations:
     def judged(self, sample: Row, sentences: Sequence[Cited]) -> ExpectedCitations:
         """Send all requests that a sample needs, and return its result."""
         verdicts: dict[tuple[tuple[str, ...], int], str | None] = {}
-        for texts, listed in groups_of(sentences):
+        for names, texts, listed in groups_of(sentences):
             found = self._labels(list(texts), list(listed.values()))
-            verdicts |= {(texts, number): one for number, one in zip(listed, found, strict=True)}
+            verdicts |= {(names, number): one for number, one in zip(listed, found, strict=True)}
         return expected_citations(sample, sentences, verdicts, self.score)
 
     def _labels(self, sources: list[str], sentences: list[str]) -> list[str | None]:

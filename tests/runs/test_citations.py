@@ -139,7 +139,7 @@ def test_a_plan_is_exact_once_all_is_known_and_a_bound_before(
     first = {
         json.dumps([texts, list(listed.values())[start : start + LISTED]])
         for _, sentences in responses_of(citation_worlds(WORLDS))
-        for texts, listed in groups_of(sentences)
+        for _, texts, listed in groups_of(sentences)
         for start in range(0, len(listed), LISTED)
     }
     assert (fresh["requests"], fresh["stage"]) == (len(first), CITED)

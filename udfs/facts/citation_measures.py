@@ -1,4 +1,4 @@
-"""Score the citations of a response: does each cited source support its sentence?
+"""Score the citations of a response by the support of its sentences by their sources.
 
 Methods, section 19. Support assessment of TREC RAG (Thakur et al. 2025), and FACT of DeepResearch Bench (Du et al.
 2025). Lost verdicts and sources without a text are unjudged: bounds cover all their possible results.
@@ -27,10 +27,10 @@ EFFECTIVE, JUDGED_CITATIONS = SUMS = "effective_citations", "judged_citations"
 CITED, SOURCE_RECALL = "cited_sentences", "source_recall"
 SENTENCES, CITATIONS, WITHOUT_TEXT = COUNTS = "sentences", "citations", "citations_without_text"
 SHARES = (*SCORES, FIRST_PRECISION, FIRST_RECALL, CITED, SOURCE_RECALL)
-# What happened to a citation
+# The outcome of a citation
 STATUSES = JUDGED, UNCITED, NO_SOURCE, FAILED, WAITING = "judged", "uncited", "no_source", "failed", "unasked"
 NO_TEXT = "no context, document or page has this id"
-# Between the keys of several sources: not in any id
+# Separates the keys of several sources, because no id contains it
 AND = "\x1f"
 NOTHING = BoundedValue(None, None, None)
 UNKNOWN = BoundedValue(None, 0.0, 1.0)
@@ -67,7 +67,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class JudgedSentence:
-    """A sentence for measures: the support of each cited source, and of all its sources together. None is unjudged.
+    """A sentence for measures: the support of each cited source, and of all its sources together, None if unjudged.
 
     `is_whole`: False if a source has no text, so that `together` is the support of the others.
     """
@@ -91,9 +91,9 @@ def _credit(support: str | None) -> BoundedValue:
 
 
 def mean_credit(credits: Sequence[BoundedValue], count: int | None = None) -> BoundedValue:
-    """Return the mean over `count` items, of which the others have no credit. It is undefined without items.
+    """Return the sum of the credits divided by `count`, by default their number. It is undefined for a count of 0.
 
-    The value takes the mean of the judged credits for the unjudged ones.
+    In the value, an unjudged credit counts as the mean of the judged credits.
 
     >>> mean_credit([BoundedValue(1.0, 1.0, 1.0), UNKNOWN], 4)
     BoundedValue(value=0.5, low=0.25, high=0.5)
@@ -141,10 +141,10 @@ def measures_of(
 ) -> dict[str, BoundedValue]:
     """Return the measures of a response by name.
 
-    Thakur et al. 2025: weighted precision is the mean credit over citations, and weighted recall over sentences, with 1
-    for full and 0.5 for partial support. `first_precision` and `first_recall` use only the first citation of each
-    sentence, as TREC RAG 2024. Du et al. 2025: citation accuracy is the share of citations with full or partial
-    support, and effective citations are their number. cited, reference: ids of the cited and the reference sources.
+    Thakur et al. 2025 define weighted precision as the mean credit over citations, and weighted recall as the mean
+    credit over sentences. `first_precision` and `first_recall` use only the first citation of each sentence. Du et al.
+    2025 define citation accuracy as the share of citations with full or partial support. Effective citations are their
+    number. `cited` and `reference` are the ids of the cited sources and of the reference sources.
 
     >>> found = measures_of([JudgedSentence(("full", "none"), "full"), JudgedSentence()])
     >>> found["weighted_precision"].value, found["weighted_recall"].value, found["effective_citations"].value
@@ -191,8 +191,8 @@ def _recall_of(cited: set[str], reference: Sequence[str] | None) -> BoundedValue
 def cite_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield columns of `CITING`, a row per sample: its sentences with the sources that they cite.
 
-    batches: sample_id; response; contexts list<struct<id, text>>; citations list<struct<start, end, sources>>. The text
-    of a source is the text of the context with its id, and otherwise null.
+    The columns of `batches` are sample_id, response, contexts list<struct<id, text>> and citations list<struct<start,
+    end, sources>>. The text of a source is the text of the context with its id, and otherwise null.
     """
     for batch in batches:
         yield from in_batches(map(_citing, batch.to_pylist()), CITING)
@@ -232,9 +232,10 @@ def key_pages(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def conclude_batches(batches: Iterable[pa.RecordBatch], score: str) -> Iterator[pa.RecordBatch]:
     """Yield columns of `CONCLUDED`, a row per sample.
 
-    batches: sample_id; sentences list<struct<number, text, sources list<struct<source, key, has_text>>>>; judged
-    list<struct<group, number, verdict, reason, error_type>>, with the keys of the sources, joined by `AND`, as group;
-    reference_sources list<string>. `known`: the score has a value. `lost` counts verdicts of failed requests.
+    The columns of `batches` are sample_id, sentences list<struct<number, text, sources list<struct<source, key,
+    has_text>>>>, judged list<struct<group, number, verdict, reason, error_type>> and reference_sources list<string>. A
+    group consists of the keys of its sources, joined by `AND`. `known` is true if the score has a value. `lost` counts
+    verdicts of failed requests.
     """
     for batch in batches:
         yield from in_batches((_concluded(row, score) for row in batch.to_pylist()), CONCLUDED)

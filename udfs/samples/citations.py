@@ -179,10 +179,12 @@ def cited_sentences(
     spans = [(one["start"], one["end"], tuple(one["sources"])) for one in rows if one["start"] is not None]
     spans.sort(key=itemgetter(0, 1))
     if spans and _cover(response, spans):
-        units = ((_Reader(response[start:end], _Labels(numbered, {}, ids)).plain(), own) for start, end, own in spans)
+        units = (
+            (_MarkedText(response[start:end], _Labels(numbered, {}, ids)).plain(), own) for start, end, own in spans
+        )
         return [CitedSentence(text, own) for text, own in units if text]
     body, entries = _without_references(response)
-    reader = _Reader(body, _Labels(numbered, entries, ids))
+    reader = _MarkedText(body, _Labels(numbered, entries, ids))
     found = list(reader.sentences())
     by_sentence = _of_spans(found, spans) if spans else reader.marked(found)
     cited = (CitedSentence(one.text, tuple(dict.fromkeys(own))) for one, own in zip(found, by_sentence, strict=True))
@@ -326,8 +328,8 @@ class _Sentence:
     stop: int
 
 
-class _Reader:
-    """Reads a text into its cleaned form, with the sources at positions of this form."""
+class _MarkedText:
+    """A text in its cleaned form, with the sources at positions of this form."""
 
     def __init__(self, text: str, labels: _Labels) -> None:
         self._labels = labels
