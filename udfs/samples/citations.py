@@ -10,6 +10,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -43,6 +44,8 @@ _TOKEN = re.compile(
 _RANGE = re.compile(r"(\d{1,3})\s?[-–]\s?(\d{1,3})")
 _NUMBER = re.compile(r"\^?(\d{1,9})(?:†.*)?")
 _PARTS = re.compile(r"\s{0,8}[,;，、；]\s{0,8}")
+# A full stop next to a marker ends a sentence, unless the text goes on in lower case
+_MARKED_END = re.compile(r"[.!?](?=\s{1,8}[^\sa-z])")
 # The text of a link that only names its source: a number, or an address
 _NAMES_SOURCE = re.compile(r"\W*(?:\d{1,3}|[\w-]+(?:\.[\w-]+)+(?:/\S*)?)\W*")
 _EMPTY_BRACKETS = re.compile(r"\s{0,8}[(（]\s{0,8}(?:[,;]\s{0,8}){0,8}[)）]")
@@ -397,19 +400,25 @@ class _MarkedText:
         return _plain(self.text)
 
     def sentences(self) -> Iterator[_Sentence]:
-        """Yield the sentences, line by line. Marks of list items and lines without letters are left out."""
-        begin = 0
-        for line in self.text.split("\n"):
-            mark = _LIST_MARK.match(line)
+        """Yield the sentences of each line. Marks of list items and lines without letters are left out."""
+        for begin, piece in self._pieces():
+            mark = _LIST_MARK.match(piece)
             place = mark.end() if mark else 0
-            for text in sentences(line[place:]):
-                at = max(line.find(text, place), place)
+            for text in sentences(piece[place:]):
+                at = max(piece.find(text, place), place)
                 place = at + len(text)
                 shown = _plain(text)
                 if any(map(str.isalnum, shown)):
                     ends = self._origin(begin + at), self._origin(begin + place - 1) + 1
                     yield _Sentence(shown, begin + at, begin + place, *ends)
-            begin += len(line) + 1
+
+    def _pieces(self) -> Iterator[tuple[int, str]]:
+        """Yield the text, cut at line ends and at marks that end a sentence, with the position of each piece."""
+        cuts = {0, len(self.text), *(found.end() for found in re.finditer("\n", self.text))}
+        for place, _ in self.marks:
+            end = _MARKED_END.match(self.text, max(place - 1, 0)) or _MARKED_END.match(self.text, place)
+            cuts |= {end.end()} if end else set()
+        yield from ((start, self.text[start:stop]) for start, stop in pairwise(sorted(cuts)))
 
     def _origin(self, place: int) -> int:
         part = bisect_right(self._places, place) - 1

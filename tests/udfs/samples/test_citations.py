@@ -36,6 +36,10 @@ def read(response: str, *ids: str, citations: list[dict[str, object]] | None = N
     [
         ("One [1]. Two.", [("One.", "a"), ("Two.",)]),
         ("One.[1] Two.[2]", [("One.", "a"), ("Two.", "b")]),
+        (
+            "Ice sinks [1]. Rain falls. [2] In the U.S. [1] it is.",
+            [("Ice sinks.", "a"), ("Rain falls.", "b"), ("In the U.S. it is.", "a")],
+        ),
         ("One. [1, 2] Two [2][1].", [("One.", "a", "b"), ("Two.", "b", "a")]),
         ("One [1-3]; two [1–2].", [("One; two.", "a", "b", "doc-3#1")]),
         ("One [1][1] again [1].", [("One again.", "a")]),
