@@ -119,7 +119,7 @@ function citationsOf(judged) {
     judged.citations.filter((other) => other.number === one.number && other.source !== undefined).map((other) => make("div", {}, verdict(other), " ", shown(other.source), reason(other))))));
   const sentences = judged.citations.filter((one) => one.source === undefined);
   const cited = sentences.filter((one) => one.status !== "uncited").length;
-  return make("section", {}, make("h3", {}, `${cited} of ${sentences.length} sentences with a citation`), longList(sentences, line, "sentences"));
+  return make("section", {}, make("h3", {}, `${cited} of ${sentences.length} sentences with a citation`), longList(sentences, line, "statements"));
 }
 
 function statementsOf(sample, judged) {

@@ -46,5 +46,6 @@ def _say(labels: Sequence[str], known: Sequence[str], name: str, seed: int) -> s
     dice = Random(seed)
     said = [(number, label, f"It says {label} | of {number}.") for number, label in faulty(labels, known, dice)]
     if dice.random() < 0.5:
-        return json.dumps({name: [dict(zip(("number", "label", "reason"), one, strict=True)) for one in said]})
+        rows = [{"number": number, "reason": reason, "label": label} for number, label, reason in said]
+        return json.dumps({name: rows})
     return "\n".join(f"{number}: {label} | {reason}" for number, label, reason in said)

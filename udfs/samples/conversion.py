@@ -126,7 +126,7 @@ def to_sample(
     problems = [record.problem] if record.problem else []
     required = dict.fromkeys(REQUIRED)
     if not record.problem:
-        required |= _required(values, required_columns, problems)
+        required |= _required(values, required_columns, CITATIONS in optional_columns, problems)
     rest = {name: value for name, value in values.items() if name not in KNOWN}
     content = _content(record, required["contexts"], rest)
     if not record.problem:
@@ -161,8 +161,8 @@ def _question(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "sample_id": named} if named else kept
 
 
-def _required(values: Mapping[str, Any], columns: Sequence[str], problems: list[str]) -> dict[str, Any]:
-    """Return the required columns, null if unusable. Append errors to `problems`."""
+def _required(values: Mapping[str, Any], columns: Sequence[str], cites: bool, problems: list[str]) -> dict[str, Any]:
+    """Return the required columns, null if unusable. Append errors to `problems`. `cites`: contexts may be cited."""
     texts = [name for name in ("query", "response") if name in columns]
     found: dict[str, Any] = {name: _text_column(name, values.get(name), problems) for name in texts}
     try:
@@ -170,6 +170,7 @@ def _required(values: Mapping[str, Any], columns: Sequence[str], problems: list[
     except ValueError as error:
         # An error in a column that no metric reads is not an error of the row. The column is kept if readable
         is_read = "contexts" in columns or (EITHER in columns and finite(values.get("references")) in NO_ITEMS)
+        is_read = is_read or (cites and finite(values.get("contexts")) is not None)
         problems += [str(error)] if is_read else []
     return found
 

@@ -136,6 +136,7 @@ def test_columns_of_samples() -> None:
 
     assert sample().rest == {"citations": None}
     assert sample(citations="x").error == "citations is not a list"
+    assert sample(contexts=[{"id": "a", "text": "t"}] * 2).error == "contexts 1 and 2 have one id"
     found = sample(
         response=[{"text": "One.", "citations": [1]}], contexts=[{"id": "x", "text": "t"}, {"id": "y", "text": "u"}]
     )
