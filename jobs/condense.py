@@ -20,12 +20,12 @@ from untold.jobs.run import manifest
 from untold.jobs.run.folders import Workspace
 from untold.jobs.run.manifest import OutputError
 from untold.jobs.run.outcome import Ending
-from untold.jobs.run.output import Output, shown
+from untold.jobs.run.output import ORDER, Output, shown
 from untold.jobs.run.session import open_session
 from untold.jobs.run.terminal import amount, page_of, print_lines, table
 from untold.jobs.run_tables import find_table
 from untold.jobs.settings.model import Settings
-from untold.jobs.tables import ATOMS, ORDER, SCORES, STATEMENTS
+from untold.jobs.tables import ATOMS, SCORES, STATEMENTS
 from untold.udfs.errors import UserError, aside, near_misses, shorten
 from untold.udfs.redaction import redact
 

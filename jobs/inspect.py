@@ -41,6 +41,8 @@ KINDS = {"lines": "JSON Lines", "array": "a JSON array", "objects": "JSON object
 # The metrics of the next command, with a language model and with the judge of the package
 LANGUAGE_MODEL_METRIC, JUDGE_METRIC = "e2e", "nli"
 NUGGETS = "trec_rag_nuggets"
+# Formats of responses with citations
+CITING = ("ragtime", "deepresearch_articles", "open_rag_eval")
 # Patterns of several formats
 ANY_FILE = ("*", "*.csv", "*.jsonl", "*.json*", "*.*json*")
 
@@ -188,7 +190,8 @@ class _Head:
         """The required columns. Questions have no response, and references can replace contexts."""
         if "response" not in self.given and "query" in self.given:
             return ("query",)
-        without = {"references", "rubric"} & self.given and "contexts" not in self.given
+        is_citing = self.wanted.adapter in [FORMATS[name] for name in CITING]
+        without = ({"references", "rubric"} & self.given or is_citing) and "contexts" not in self.given
         return ("query", "response") if without else REQUIRED
 
     def columns(self) -> list[dict[str, Any]]:
@@ -301,8 +304,8 @@ def _command(
     )
     words += ["--encoding", options.encoding] if options.encoding else []
     words += ["--delimiter", options.delimiter] if options.delimiter else []
-    # Nuggets and criteria come without contexts
-    own = "rubric" if "rubric" in given else "nuggets" if name == NUGGETS else None
+    # Nuggets, criteria and citations come without contexts
+    own = "rubric" if "rubric" in given else "nuggets" if name == NUGGETS else "citations" if name in CITING else None
     if "response" not in required and "response" not in given:
         asked = shlex.join(["untold", "generate", *words, "--systems", "systems.yaml", "--output", "answers"])
         return (
@@ -311,7 +314,8 @@ def _command(
             else asked
         )
     if own:
-        return shlex.join(["untold", "plan", *words, "--metric", own])
+        texts = ["--set", "citations.sources=TEXTS"] if own == "citations" and "contexts" not in given else []
+        return shlex.join(["untold", "plan", *words, "--metric", own, *texts])
     if "contexts" in given or name is None:
         return shlex.join(["untold", "plan", *words, "--metric", metric])
     # Samples without contexts have references, or an index has the facts
@@ -348,7 +352,8 @@ def inspection_lines(found: Inspection, page: Page) -> list[str]:
 def _line(name: str, value: Any, page: Page) -> str:
     """Return a column of a sample as one line that fits the page."""
     if isinstance(value, list):
-        first = value[0].get("text") if value else ""
+        first = value[0] if value else ""
+        first = first.get("text") or ", ".join(first.get("sources") or ()) if isinstance(first, dict) else first
         value = f"{len(value):,}: {first}" if value else "none"
     text = visible(f"  {name}: {value}", page.encoding)
     return cut(text, page.width or 200, mark=page.ellipsis, share=1.0 - 1 / (page.width or 200))

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from untold.graph.distributed import Condensed
 from untold.jobs.inference.backends import local_model
 from untold.jobs.inference.stage.bindings import bind_stage
-from untold.jobs.inference.stage.call_settings import calls_for, hours_at, runs_in_tasks
+from untold.jobs.inference.stage.call_settings import Findings, calls_for, hours_at, runs_in_tasks
 from untold.jobs.inference.stage.expected_usage import (
     EarlierRequests,
     ExpectedCall,
@@ -26,7 +26,6 @@ from untold.jobs.inference.stage.expected_usage import (
     read_figures,
 )
 from untold.jobs.inference.stage.requests import Requests, Rows
-from untold.jobs.inference.stage.schema_support import Findings
 from untold.jobs.inputs.samples import SampleError, Samples, show_invalid
 from untold.jobs.metrics import METRICS, digests_of, stages_of
 from untold.jobs.metrics.base import Assumptions, Metric, note_profile

@@ -36,7 +36,7 @@ from untold.jobs.retrieval.sources import open_knowledge
 from untold.jobs.run import manifest
 from untold.jobs.run.folders import Counted, LostRowsError
 from untold.jobs.run.notifications import lineage, span
-from untold.jobs.run.output import Output, shown
+from untold.jobs.run.output import ORDER, Output, shown
 from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import Display, RunProgress, amount, page_of, print_lines
 from untold.jobs.run_tables import open_run
@@ -45,7 +45,7 @@ from untold.jobs.summary import aggregate
 from untold.jobs.summary.aggregate import count_leaning, leaning_rows, measure_repeats, repeatability_lines, widened
 from untold.jobs.summary.run_summary import end_of_run
 from untold.jobs.summary.score_counts import COLUMN_OF_STATUS
-from untold.jobs.tables import ORDER, REPEATABILITY, RESULT_TABLES
+from untold.jobs.tables import REPEATABILITY, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
 from untold.udfs.redaction import redact
 from untold.udfs.retrieval.catalog import Catalog

@@ -210,6 +210,20 @@ CRITERIA = pa.schema(
         ("reference_reason", pa.string()),
     ]
 )
+# A citation of a sentence, or a sentence with all its sources. Support is null for failed requests
+CITATIONS = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("metric", pa.string()),
+        ("sentence_number", pa.int64()),  # from 1, in the order of the response
+        ("sentence", pa.string()),  # without its markers
+        ("citation", pa.int64()),  # from 1, in the order of the sentence; 0 for all its sources together
+        ("source", pa.string()),  # an id or URL; null for all sources together
+        ("support", pa.string()),  # full, partial or none
+        ("status", pa.string()),  # judged, uncited, no_source, failed or unasked
+        ("reason", pa.string()),  # the reason that the judge gives, or the reason for no_source
+    ]
+)
 # A failed request of a sample, or an invalid row of the input
 FAILURES = pa.schema(
     [
@@ -553,32 +567,13 @@ RESULT_TABLES = {
     "candidates": CANDIDATES,
     "contexts_used": CONTEXTS_USED,
     "criteria": CRITERIA,
+    "citations": CITATIONS,
     "failures": FAILURES,
     "usage": USAGE,
     "summary": SUMMARY,
     "measures_summary": MEASURES_SUMMARY,
     "source_preference": SOURCE_PREFERENCE,
 }
-# The sort order of each table. Equal results have equal files.
-ORDER = {
-    "samples": ("sample_id",),
-    "atoms": ("sample_id", "metric", "atom_id"),
-    "relations": ("sample_id", "metric", "premise_id", "hypothesis_id"),
-    "statements": ("sample_id", "metric", "statement_id"),
-    "conflicts": ("sample_id", "metric", "first_id", "second_id"),
-    "scores": ("sample_id", "metric"),
-    "measures": ("sample_id", "metric", "measure"),
-    "claims": ("sample_id", "metric", "position"),
-    "evidence": ("sample_id", "metric", "claim_id", "rank"),
-    "chunks": ("chunk_id",),
-    "candidates": ("sample_id", "metric", "statement_id", "step", "rank"),
-    "contexts_used": ("sample_id", "metric", "rank"),
-    "criteria": ("sample_id", "metric", "number"),
-    "failures": ("sample_id", "metric", "stage", "request_id"),
-}
-# Tables with many rows per sample. Each file is sorted and has all rows of its samples. To sort across files, Spark
-# would compute the rows twice.
-SORTED_BY_FILE = frozenset({"relations", "conflicts"})
 TABLES = {
     **RESULT_TABLES,
     "completions": COMPLETIONS,

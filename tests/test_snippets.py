@@ -118,6 +118,7 @@ GATE = (
         "untold doctor --set",
         "--output library",
         "--output rubric-results",
+        "--output report-results",
         "--output answered",
         "--backfill",
         "--refresh",

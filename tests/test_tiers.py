@@ -27,6 +27,7 @@ WHOLE_JOBS = {
     "longrecall": "tests/runs/test_longrecall.py::test_every_table_is_that_of_brute_force",
     "nuggets": "tests/runs/test_nuggets.py::test_all_tables_are_those_of_brute_force",
     "rag": "tests/runs/test_rag.py::test_measures_are_those_of_brute_force",
+    "citations": "tests/runs/test_citations.py::test_all_tables_are_those_of_brute_force",
     "rubric": "tests/runs/test_rubric.py::test_all_tables_are_those_of_brute_force",
 }
 # One kill per writer, and one of a whole run

@@ -111,8 +111,20 @@ function criteriaOf(judged) {
   }));
 }
 
+// The sentences of a response, each with its sources, their support and the reasons.
+function citationsOf(judged) {
+  const verdict = (one) => (one.support ? badge(`${one.support === "none" ? "no" : one.support} support`, { full: "supported", none: "contradicted" }[one.support]) : badge(one.status.replace("_", " ")));
+  const reason = (one) => make("div", { class: "below" }, one.reason === undefined ? "The judge gave no reason." : shown(one.reason));
+  const line = (one) => make("li", {}, later([verdict(one), " ", make("span", { class: "words" }, shown(one.sentence))], () => make("div", { class: "below" },
+    judged.citations.filter((other) => other.number === one.number && other.source !== undefined).map((other) => make("div", {}, verdict(other), " ", shown(other.source), reason(other))))));
+  const sentences = judged.citations.filter((one) => one.source === undefined);
+  const cited = sentences.filter((one) => one.status !== "uncited").length;
+  return make("section", {}, make("h3", {}, `${cited} of ${sentences.length} sentences with a citation`), longList(sentences, line, "statements"));
+}
+
 function statementsOf(sample, judged) {
   if (judged.criteria) return criteriaOf(judged);
+  if (judged.citations) return citationsOf(judged);
   const all = (judged.statements || []).map((one, place) => ({ one, number: place + 1 }));
   const wanted = all.filter(({ one }) => one.kept !== false), rest = all.length - wanted.length;
   const groups = ["missing", "unjudged", "covered"].map((kind) => [kind, wanted.filter(({ one }) => kindOf(one) === kind)]);

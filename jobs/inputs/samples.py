@@ -25,7 +25,7 @@ from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import Display, amount
 from untold.udfs.samples.adapters import FORMATS, Adapter
 from untold.udfs.samples.batches import ColumnSelection, type_batches
-from untold.udfs.samples.conversion import KNOWN, QUESTION_ID, REQUIRED, is_question
+from untold.udfs.samples.conversion import CITATIONS, KNOWN, QUESTION_ID, REQUIRED, is_question
 from untold.udfs.samples.items import ASPECT_FIELDS, FIELDS, REFERENCE_FIELDS
 from untold.udfs.texts import TESTED_SCRIPTS
 
@@ -58,6 +58,8 @@ OPTIONAL_TYPES: Mapping[str, T.DataType] = {
     "rubric": T.ArrayType(
         struct_of(id=TEXT, text=TEXT, points=NUMBER, dimension=TEXT, tags=TEXTS, levels=LEVELS, labels=TEXTS)
     ),
+    CITATIONS: T.ArrayType(struct_of(start=T.LongType(), end=T.LongType(), sources=TEXTS)),
+    "reference_sources": TEXTS,
 }
 CONTEXTS = T.ArrayType(struct_of(id=TEXT, text=TEXT, kind=TEXT))
 KNOWN_FIELDS = [T.StructField(name, CONTEXTS if name == "contexts" else TEXT) for name in KNOWN]
@@ -139,7 +141,8 @@ def read_rows(
     files, facts = found.files, found.parts.facts
     headers = [file.types for file in files] if adapter is None else []
     carried = carried_types(headers, [one.shapes for one in facts.values()])
-    carried |= {name: OPTIONAL_TYPES[name] for name in optional if name in carried}
+    # A response in parts has citations without a column for them
+    carried |= {name: OPTIONAL_TYPES[name] for name in optional if name in carried or name == CITATIONS}
     keep, shown = _choose(draw, found, partial(_samples, required=required, carried=carried), adapter)
     by_id = keep(found.by_id)
     distinct = found.distinct if draw is None else by_id.count()

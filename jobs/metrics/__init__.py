@@ -18,13 +18,13 @@ METRICS: Registry[Metric] = Registry(
     GROUP,
     places={
         name: f"untold.jobs.metrics.{name}:METRIC"
-        for name in ("e2e", "nli", "qa", "icat", "importance", "longrecall", "nuggets", "rag", "rubric")
+        for name in ("e2e", "nli", "qa", "icat", "importance", "longrecall", "nuggets", "rag", "rubric", "citations")
     },
 )
 
 
 # The metrics that the judge of the package scores without a language model
-JUDGED_METRICS = ("icat", "importance", "longrecall", "nli", "nuggets", "rag")
+JUDGED_METRICS = ("citations", "icat", "importance", "longrecall", "nli", "nuggets", "rag")
 
 
 class UnknownMetricError(UserError):

@@ -299,10 +299,11 @@ def bounded(value: Column, low: Column, high: Column, *, always: bool = False) -
     """Return the columns score, score_low, score_high of a sample with a status (docs/contract.md, "Bounds").
 
     `value` is the formula over the judged parts, or null if it is undefined. `low` and `high` are the bounds of a
-    partial sample. The bounds of a sample without results are 0 and 1, or `low` and `high` with `always`.
+    partial sample, and 0 and 1 are the bounds of a sample without results. With `always`, `low` and `high` are the
+    bounds of every sample with a defined score.
     """
     known = F.when(is_judged(), value)
-    unknown, partial = F.col("status").isin(*UNKNOWN), F.col("status") == "partial"
+    unknown, partial = F.col("status").isin(*UNKNOWN), F.col("status").isin("partial", *(["ok"] if always else []))
     return [
         known.alias("score"),
         # The whole range, so that a sample without results cannot narrow the bounds of a mean
@@ -356,6 +357,19 @@ def measure_rows(judged: DataFrame, metric: str, bounds: Bounds) -> DataFrame:
     """
     known = judged.where(is_judged()).select("sample_id", F.lit(metric).alias("metric"), F.inline("measures"))
     return known.unionByName(unknown_measures(judged.where(~is_judged()), metric, bounds))
+
+
+def bounded_measures(known: DataFrame, metric: str) -> DataFrame:
+    """Return the table `measures` of samples with bounds of their own, also for samples without a verdict.
+
+    known: sample_id, status, measures array<struct<measure, value, value_low, value_high>>.
+    """
+    one = F.explode("measures").alias("one")
+    rows = known.select("sample_id", is_judged().alias("judged"), one)
+    value = F.when(F.col("judged"), F.col("one.value")).alias("value")
+    return rows.select(
+        "sample_id", F.lit(metric).alias("metric"), "one.measure", value, "one.value_low", "one.value_high"
+    )
 
 
 def unknown_measures(samples: DataFrame, metric: str, bounds: Bounds) -> DataFrame:

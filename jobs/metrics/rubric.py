@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.inference.stage.requests import failure_rows, is_unasked
+from untold.jobs.inference.stage.requests import is_unasked
 from untold.jobs.metrics import base
 from untold.jobs.metrics.judging import NumberedList
 from untold.jobs.metrics.settings import RubricSettings
@@ -61,14 +61,15 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     lists = NumberedList(
         JUDGE, own.list_size, {"criteria": "text", "levels": "levels"}, {"verdicts": "verdict", "reasons": "reason"}
     )
-    judged = tools.keep(lists.ask(tools, _to_judge(given), "sample_id", "side"), "judged-criteria")
+    calls = base.StageCalls(NAME, tools)
+    judged = calls.record(JUDGE, tools.keep(lists.ask(tools, _to_judge(given), "sample_id", "side"), "judged-criteria"))
     concluded = tools.keep(_conclude(given, judged, own.score), "concluded")
     known = base.with_status(samples, concluded)
     return {
         "criteria": concluded.select("sample_id", F.lit(NAME).alias("metric"), F.inline("criteria")),
         "scores": base.measured_scores(known, NAME, own.score, F.lit(0), always=True),
-        "measures": _measure_rows(known),
-        "failures": failure_rows(NAME, JUDGE, judged),
+        "measures": base.bounded_measures(known, NAME),
+        "failures": calls.failures(),
     }
 
 
@@ -115,16 +116,6 @@ def _conclude(given: DataFrame, judged: DataFrame, score: str) -> DataFrame:
     concluded = base.conclude(rows, conclude, rubric_measures.CONCLUDED)
     is_lost = ~F.col("known") & ~F.col("empty") & ~F.coalesce("waiting", F.lit(False)) & (F.col("unjudged") > 0)
     return concluded.withColumn("lost", is_lost)
-
-
-def _measure_rows(known: DataFrame) -> DataFrame:
-    """Return the table `measures`. The points of the criteria bound a sample without verdicts."""
-    one = F.explode("measures").alias("one")
-    rows = known.select("sample_id", F.col("status").isin(*base.JUDGED).alias("judged"), one)
-    value = F.when(F.col("judged"), F.col("one.value")).alias("value")
-    return rows.select(
-        "sample_id", F.lit(NAME).alias("metric"), "one.measure", value, "one.value_low", "one.value_high"
-    )
 
 
 def clipped_means(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -28,11 +28,11 @@ from untold.jobs.metrics.condensing import Condenser
 from untold.jobs.metrics.summaries import STAGE as SUMMARISE
 from untold.jobs.metrics.summaries import summarise_contexts
 from untold.jobs.run.manifest import read_manifest
-from untold.jobs.run.output import with_added
+from untold.jobs.run.output import ORDER, with_added
 from untold.jobs.run.session import is_connect, spark_schema
 from untold.jobs.settings.model import LlmSettings, Settings, backend_for
 from untold.jobs.settings.sections import BudgetSettings
-from untold.jobs.tables import ORDER, RESULT_TABLES
+from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.facts.statement_weights import WEIGHED, weigh_batches
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.catalog import Catalog

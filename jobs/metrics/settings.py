@@ -323,6 +323,24 @@ class RubricSettings(Section):
     )
 
 
+class CitationsSettings(Section):
+    """Options of the metric citations. Of the sources the files count, and not the path."""
+
+    NO_RESULT: ClassVar[frozenset[str]] = frozenset({"sources"})
+
+    sources: PathText | None = Field(
+        default=None,
+        description="Texts of cited sources by id or URL: files with document_id or url and text, or an index; null "
+        "uses only the contexts of the sample",
+    )
+    list_size: Count = Field(default=10, description="Maximum number of sentences of a source per request")
+    score: Literal["f1", "weighted_precision", "weighted_recall", "citation_accuracy"] = Field(
+        default="f1",
+        description="The measure that is the score: support by citations, by sentences, or both (f1), or the share of "
+        "citations with full or partial support (citation_accuracy)",
+    )
+
+
 def package_sections() -> Iterator[tuple[str, str, type[Section]]]:
     """Yield the metric, the name and the class of each section of settings of other packages.
 

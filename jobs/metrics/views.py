@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any, ClassVar
 
 from untold.graph.views import one_line
 from untold.udfs.errors import shorten
+from untold.udfs.facts.citation_measures import UNCITED
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, SUPPORTED
 from untold.udfs.facts.nugget_measures import NOT_SUPPORT, PARTIAL, SUPPORT
 from untold.udfs.facts.rag_measures import FAULTS, HALLUCINATION, IN_IRRELEVANT, IN_RELEVANT, NOT_RETRIEVED, NOT_USED
@@ -100,6 +102,7 @@ class SampleRows:
     chunks: Sequence[Row] = ()
     candidates: Sequence[Row] = ()
     criteria: Sequence[Row] = ()
+    citations: Sequence[Row] = ()
 
     @property
     def contexts(self) -> dict[str, str]:
@@ -426,6 +429,44 @@ def lost_points(row: Row) -> float:
     return float(max(row["points"], 0.0) - (row["earned"] or 0.0))
 
 
+class CitationView(View):
+    """A sample with its sentences, their sources and the support."""
+
+    statement = "sentence"
+    unjudged = "verdict"
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the sentences in the order of the response, each with its sources."""
+        rows = sorted(self.rows.citations, key=lambda row: (row["sentence_number"], row["citation"]))
+        whole = [row for row in rows if not row["citation"]]
+        cited = [row for row in whole if row["status"] != UNCITED]
+        if not whole:
+            yield "undefined: the response has no sentence", []
+            return
+        lines = chain.from_iterable(
+            self._sentence(number, list(own)) for number, own in groupby(rows, key=itemgetter("sentence_number"))
+        )
+        yield f"{len(cited):,} of {count(len(whole), 'sentence')} with a citation", lines
+
+    def _sentence(self, number: int, rows: Sequence[Row]) -> Iterator[Line]:
+        whole, *sources = rows
+        yield f"{one_line(whole['sentence'])} ({support_of(whole)})", f"  {number:>3}  ", INDENT
+        for row in sources:
+            yield detail(row["source"], f"{support_of(row)}: ")
+            if row["reason"]:
+                yield detail(row["reason"], "reason: ", depth=1)
+
+
+def support_of(row: Row) -> str:
+    """Return the support of a citation, or the reason that there is none.
+
+    >>> support_of({"support": None, "status": "no_source"}), support_of({"support": "full", "status": "judged"})
+    ('no source', 'full support')
+    """
+    known = {"full": "full support", "partial": "partial support", "none": "no support"}
+    return known.get(row["support"] or "", str(row["status"]).replace("_", " "))
+
+
 def faults_of(statements: Sequence[Row], claims: Sequence[Row]) -> dict[str, tuple[int, int]]:
     """Return the number of claims with each fault of `FAULTS` and the number of all claims, the largest share first."""
     missing = [row for row in statements if row["covered"] is False]
@@ -531,4 +572,6 @@ VIEWS: Mapping[str, type[View]] = {
     "longrecall": ReferenceView,
     "nuggets": NuggetView,
     "rag": RagView,
+    "rubric": RubricView,
+    "citations": CitationView,
 }

@@ -29,7 +29,7 @@ from untold.jobs.report.sources import (
     rounded,
 )
 from untold.jobs.run_tables import RunTables, batches_of
-from untold.jobs.tables import ATOMS, CLAIMS, CONFLICTS, CRITERIA, FAILURES, SCORES, STATEMENTS
+from untold.jobs.tables import ATOMS, CITATIONS, CLAIMS, CONFLICTS, CRITERIA, FAILURES, SCORES, STATEMENTS
 from untold.udfs.llm.keys import request_id
 from untold.udfs.recall.fact_texts import match_form, shown_form
 from untold.udfs.redaction import redact
@@ -302,6 +302,7 @@ class ReportSamples:
         self._add_conflicts(found)
         self._add_claims(found)
         self._add_criteria(found)
+        self._add_citations(found)
         self._add_failures(found)
         self._add_measures(found)
         for key, words in judges_words(self.sources, self._detailed).items():
@@ -410,6 +411,14 @@ class ReportSamples:
         shown = [[one["chunk_id"], one["relation"]] for one in best]
         named = {"id": row["claim_id"], "text": self.texts.add(row["text"])}
         return compact({**named, "verdict": row["verdict"], "anchor": row["anchor"], "evidence": shown})
+
+    def _add_citations(self, found: Mapping[Key, Row]) -> None:
+        """Add the sentences, each with its sources, their support and the reasons."""
+        for key, row in self.sources.rows("citations", CITATIONS.names[1:]):
+            if key in found and row["metric"] in found[key]["metrics"]:
+                texts = {name: self.texts.add(row[name]) for name in ("sentence", "source", "reason") if row[name]}
+                named = {"number": row["sentence_number"], "support": row["support"], "status": row["status"]}
+                found[key]["metrics"][row["metric"]].setdefault("citations", []).append(compact(texts | named))
 
     def _add_criteria(self, found: Mapping[Key, Row]) -> None:
         """Add the criteria of rubrics, with the verdict, or with the grade of a criterion with levels."""

@@ -28,11 +28,32 @@ from untold.jobs.run.outcome import LEFT, Ending
 from untold.jobs.run.session import is_local, read_parquet, spark_schema
 from untold.jobs.run_tables import RunTables, place_of_table
 from untold.jobs.settings.model import Settings
-from untold.jobs.tables import ADDED, SORTED_BY_FILE, TABLES
+from untold.jobs.tables import ADDED, TABLES
 from untold.udfs.redaction import without_secrets
 from untold.udfs.schemes import variables
 from untold.udfs.storage import StoragePath, absolute
 
+# The sort order of each table. Equal results have equal files.
+ORDER = {
+    "samples": ("sample_id",),
+    "atoms": ("sample_id", "metric", "atom_id"),
+    "relations": ("sample_id", "metric", "premise_id", "hypothesis_id"),
+    "statements": ("sample_id", "metric", "statement_id"),
+    "conflicts": ("sample_id", "metric", "first_id", "second_id"),
+    "scores": ("sample_id", "metric"),
+    "measures": ("sample_id", "metric", "measure"),
+    "claims": ("sample_id", "metric", "position"),
+    "evidence": ("sample_id", "metric", "claim_id", "rank"),
+    "chunks": ("chunk_id",),
+    "candidates": ("sample_id", "metric", "statement_id", "step", "rank"),
+    "contexts_used": ("sample_id", "metric", "rank"),
+    "criteria": ("sample_id", "metric", "number"),
+    "citations": ("sample_id", "metric", "sentence_number", "citation"),
+    "failures": ("sample_id", "metric", "stage", "request_id"),
+}
+# Tables with many rows per sample. Each file is sorted and has all rows of its samples. To sort across files, Spark
+# would compute the rows twice.
+SORTED_BY_FILE = frozenset({"relations", "conflicts"})
 WORK = "_work"
 # The folder of tables that will replace others
 ASIDE = "tables"

@@ -259,6 +259,7 @@ class Settings(Section):
     nuggets: metrics.NuggetsSettings = metrics.NuggetsSettings()
     rag: metrics.RagSettings = metrics.RagSettings()
     rubric: metrics.RubricSettings = metrics.RubricSettings()
+    citations: metrics.CitationsSettings = metrics.CitationsSettings()
 
     def of(self, section: type[Own]) -> Own:
         """Return the section of this class, for a metric of another package.

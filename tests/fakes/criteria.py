@@ -1,4 +1,4 @@
-"""The language of the symbolic world for the stage of rubrics: criteria that ask for a fact, and their verdicts."""
+"""The language of the symbolic world for the stages of rubrics and citations: verdicts with reasons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 from tests.fakes.facts import roll
 from tests.fakes.nuggets import SUPPORTS, faulty, support_of
 
-STAGE = "judge_criteria"
+STAGE, CITED = "judge_criteria", "judge_support"
+CITED_LABELS = ("full_support", "partial_support", "no_support")
 VERDICTS = ("met", "partly_met", "not_met")
 _STATES = re.compile(r"(?:States|Rates whether it states) that (?P<fact>.*)", re.DOTALL)
 
@@ -29,9 +30,22 @@ def say_rubric(payload: Mapping[str, Any], judge: str) -> tuple[str, dict[int, A
         return None
     pairs = list(zip(payload["criteria"], payload["levels"], strict=True))
     labels = [verdict_of(payload["response"], *pair, judge) for pair in pairs]
-    dice = Random(roll(payload["response"], *payload["criteria"]))
-    said = [(number, label, f"It says {label} | of {number}.") for number, label in faulty(labels, VERDICTS, dice)]
+    return _say(labels, VERDICTS, "verdicts", roll(payload["response"], *payload["criteria"])), {}
+
+
+def say_support(payload: Mapping[str, Any], judge: str) -> tuple[str, dict[int, Any]] | None:
+    """Return the completion of the stage of citations, or None for another stage."""
+    if payload.get("stage") != CITED:
+        return None
+    text = " ".join(payload["sources"])
+    labels = [CITED_LABELS[SUPPORTS.index(support_of(text, one, judge))] for one in payload["sentences"]]
+    return _say(labels, CITED_LABELS, "labels", roll(*payload["sources"], *payload["sentences"])), {}
+
+
+def _say(labels: Sequence[str], known: Sequence[str], name: str, seed: int) -> str:
+    dice = Random(seed)
+    said = [(number, label, f"It says {label} | of {number}.") for number, label in faulty(labels, known, dice)]
     if dice.random() < 0.5:
         rows = [{"number": number, "reason": reason, "label": label} for number, label, reason in said]
-        return json.dumps({"verdicts": rows}), {}
-    return "\n".join(f"{number}: {label} | {reason}" for number, label, reason in said), {}
+        return json.dumps({name: rows})
+    return "\n".join(f"{number}: {label} | {reason}" for number, label, reason in said)

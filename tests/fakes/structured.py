@@ -13,6 +13,7 @@ from untold.udfs.ratings import Digit
 from untold.udfs.stages import STAGES
 from untold.udfs.stages.definitions import Unparsable
 
+SUPPORT_LABELS = {"full": "full_support", "partial": "partial_support", "none": "no_support"}
 REFUSAL = {"message": "Unknown parameter: 'response_format'.", "type": "invalid_request_error"}
 Row = Mapping[str, Any]
 
@@ -160,6 +161,13 @@ _VALUES: dict[str, Callable[[Row], dict[str, Any]]] = {
         "verdicts": [
             {"number": number, "reason": reason or "", "label": label}
             for number, (label, reason) in enumerate(zip(row["verdicts"], row["reasons"], strict=True), start=1)
+            if label
+        ]
+    },
+    "judge_support": lambda row: {
+        "labels": [
+            {"number": number, "reason": reason or "", "label": SUPPORT_LABELS[label]}
+            for number, (label, reason) in enumerate(zip(row["supports"], row["reasons"], strict=True), start=1)
             if label
         ]
     },

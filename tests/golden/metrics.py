@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.citations import citation_worlds
 from tests.fakes.classifier import LABELS
 from tests.fakes.expected_rag import rag_samples
 from tests.fakes.model_server import ModelServer
@@ -50,7 +51,8 @@ class Case:
 
     def rules(self, samples: Sequence[Row]) -> list[dict[str, Any]]:
         """Return the rules of the faults for the model server."""
-        texts = [sample["response"] for sample in samples if sample["response"].strip()]
+        given = [sample["response"] for sample in samples]
+        texts = [text for text in given if isinstance(text, str) and text.strip()]
         first = next(text for text in reversed(texts) if text not in texts[-1] and texts[-1] not in text)
         victims = first, texts[-1]
         rules: list[dict[str, Any]] = [
@@ -177,6 +179,15 @@ CASES: Mapping[str, Case] = {
         "judge_criteria",
         "judge_criteria",
         settings={"rubric.score": "lenient", "rubric.list_size": 3},
+    ),
+    "citations": Case(
+        "citations",
+        lambda: samples_of(citation_worlds(10)),
+        "world",
+        "judge_support",
+        "judge_support",
+        0.3,
+        settings={"citations.score": "weighted_recall", "citations.list_size": 2},
     ),
     "longrecall": Case(
         "longrecall",

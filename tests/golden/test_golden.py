@@ -130,7 +130,7 @@ def test_the_command_names_the_cell_and_exits_with_1(
     row, before = frozen["scores"].rows[0], frozen["scores"].rows[0]["score"]
     assert differs.startswith(f"e2e: scores: row sample_id={row['sample_id']} ")
     assert differs.endswith(f": column score: frozen {before}, now 0.25")
-    assert equal.startswith("nli: 19 tables, ")
+    assert equal.startswith("nli: 20 tables, ")
     assert failed == "qa: exit code 2 and not 4"
     assert command.main(["nli"]) == 0
     with pytest.raises(SystemExit, match="2"):

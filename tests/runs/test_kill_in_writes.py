@@ -32,7 +32,7 @@ from tests.runs.harness import (
 )
 from tests.runs.here import RunHere
 from untold.jobs.inference.store.compaction import find_whole, live_names
-from untold.jobs.tables import ORDER
+from untold.jobs.run.output import ORDER
 
 IN_FLIGHT = 4
 FLUSH_SECONDS = 0.2

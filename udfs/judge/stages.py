@@ -92,13 +92,17 @@ def _support_of(judgement: Judgement) -> str:
     return SUPPORT if entailment >= STATED else PARTIAL if entailment >= PARTLY_STATED else NOT_SUPPORT
 
 
+def _citation_support_of(judgement: Judgement) -> str:
+    return {SUPPORT: "full_support", PARTIAL: "partial_support", NOT_SUPPORT: "no_support"}[_support_of(judgement)]
+
+
 def _of_lists(
     text: str, facts: str, records: str, number: str, label: str, label_of: Callable[[Judgement], str]
 ) -> JudgedStage:
     """Return a stage that labels each fact of a list by one text. A fact without a probability has no record.
 
-    The stage raises Unjudged if no fact has a probability. `text` and `facts` are variables; `records`, `number` and
-    `label` are fields of the schema.
+    The stage raises Unjudged if no fact has a probability. `text`, with one or several texts, and `facts` are
+    variables; `records`, `number` and `label` are fields of the schema.
     """
 
     def answer(row: Row, judgements: Sequence[Judgement]) -> Mapping[str, Any]:
@@ -111,7 +115,8 @@ def _of_lists(
         return {records: found}
 
     def pairs(row: Row) -> Pairs:
-        return [(row[text], fact, row.get("query", "")) for fact in row[facts]]
+        joined = row[text] if isinstance(row[text], str) else "\n\n".join(row[text])
+        return [(joined, fact, row.get("query", "")) for fact in row[facts]]
 
     return JudgedStage(answer, pairs)
 
@@ -190,6 +195,7 @@ JUDGED: Mapping[str, JudgedStage] = {
         lambda row: _several(row["reference"], row["candidates"]),
     ),
     "assign_nuggets": _of_lists("response", "nuggets", "labels", "number", "label", _support_of),
+    "judge_support": _of_lists("sources", "sentences", "labels", "number", "label", _citation_support_of),
     "align_claims": JudgedStage(
         _align, lambda row: [(claim, aspect, row["query"]) for aspect in row["aspects"] for claim in row["claims"]]
     ),

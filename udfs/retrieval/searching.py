@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from untold.udfs.retrieval import dense
+from untold.udfs.retrieval.catalog import Catalog
 from untold.udfs.retrieval.dense import Integers, Probing, plain_search, use_one_thread
 from untold.udfs.retrieval.shards import DamagedShardError, Shard, groups_by, open_shard, rows_of
 from untold.udfs.retrieval.terms import (
@@ -28,7 +29,9 @@ from untold.udfs.retrieval.terms import (
     rank_hits,
     tokenise,
 )
+from untold.udfs.samples.batches import in_batches
 from untold.udfs.storage import StoragePath
+from untold.udfs.texts import split_words
 
 RETRIEVERS = ("dense", "bm25", "hybrid")
 # So many queries are held by a task at once
@@ -201,6 +204,32 @@ def read_hits(batches: Iterable[pa.RecordBatch], searching: SearchTask) -> Itera
                 yield _texts_of(shard, part)
         except DamagedShardError as error:
             yield pa.RecordBatch.from_pylist([{"error": str(error)}], READ)
+
+
+# A chunk of a document without the words that the chunk before it has too
+CHUNK_TEXTS = pa.schema(
+    [*((name, pa.string()) for name in ("document_id", "url")), ("number", pa.int64()), ("text", pa.string())]
+)
+
+
+def read_documents(
+    batches: Iterable[pa.RecordBatch], catalog: Catalog, index: str, cache: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield columns of `CHUNK_TEXTS`, a row per chunk of the shards with these names. Raises DamagedShardError."""
+    tombstones = {shard.name: shard.tombstones for shard in catalog.shards}
+    overlap = catalog.making.overlap
+    for name in _names(batches):
+        shard = open_shard(index, name, tombstones[name], cache)
+        is_living = shard.is_living()
+        for start, chunks in shard.chunks(["chunk_id", "document_id", "url", "text"]):
+            living = chunks.filter(pa.array(is_living[start : start + chunks.num_rows]))
+            yield from in_batches((_without_overlap(row, overlap) for row in living.to_pylist()), CHUNK_TEXTS)
+
+
+def _without_overlap(row: Mapping[str, Any], overlap: int) -> dict[str, Any]:
+    number = int(row["chunk_id"].rpartition("#")[2])
+    text = "".join(split_words(row["text"])[overlap:]) if number else row["text"]
+    return {"document_id": row["document_id"], "url": row["url"], "number": number, "text": text}
 
 
 def _texts_of(shard: Shard, hits: pa.RecordBatch) -> pa.RecordBatch:

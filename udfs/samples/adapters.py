@@ -196,6 +196,9 @@ FORMATS: dict[str, Adapter] = {
         marks=(("prompt", "content", "theme"),),
         names=rubrics.DEEPRESEARCH,
     ),
+    "deepresearch_articles": Adapter(
+        ("prompt", "article"), rubrics.deepresearch_articles, by_row=False, names=rubrics.DEEPRESEARCH
+    ),
     "scholarqa_cs": Adapter(
         ("initial_prompt", "metric_config"),
         rubrics.scholarqa_cs,
@@ -235,6 +238,15 @@ FORMATS: dict[str, Adapter] = {
         uses=("questions",),
         marks=(("topic", "references"), ("metadata", "references", "answer"), ("query", "candidates")),
         names=tool_files.TREC_RAG,
+    ),
+    "ragtime": Adapter(("metadata", "responses"), tool_files.trec_rag_answers, by_row=False, names=tool_files.TREC_RAG),
+    "open_rag_eval": Adapter(
+        (),
+        None,
+        "*.csv",
+        tool_files.read_open_rag_eval,
+        by_row=False,
+        marks=(("query", "passage_id", "passage", "generated_answer"),),
     ),
     "trec_rag_answers": Adapter(("topic_id", "answer"), tool_files.trec_rag_answers, by_row=False),
     "trec_rag_nuggets": Adapter(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
 
+from untold.udfs.samples.citations import citations_of_parts, normalise_citations, normalise_sources
 from untold.udfs.samples.file_records import FileRecord
 from untold.udfs.samples.items import (
     check_contexts,
@@ -27,7 +28,11 @@ from untold.udfs.samples.values import ENCODER, canonical, finite, id_of, load_j
 KNOWN = ("sample_id", "query", "response", "contexts", "system", "label")
 REQUIRED = ("query", "response", "contexts")
 # Columns that only some metrics read: the question of a row, and the content that an answer should cover
-OPTIONAL = ("query_id", "aspects", "references", "ground_truth", "claim_checks", "rubric")
+CITATIONS = "citations"
+OPTIONAL = (
+    *("query_id", "aspects", "references", "ground_truth", "claim_checks", "rubric", CITATIONS),
+    "reference_sources",
+)
 # A required column with an alternative: the texts in which facts are looked up, or the facts themselves
 EITHER = "contexts or references"
 # The names of these columns in data sets and tools, such as ragas, RAGChecker and TREC RAG. Their spelling is not
@@ -49,14 +54,17 @@ ITEMS: Mapping[str, Callable[[Any], Any]] = {
     "ground_truth": normalise_ground_truth,
     "claim_checks": normalise_checks,
     "rubric": normalise_rubric,
+    "reference_sources": normalise_sources,
 }
+# The ids of sources without texts, by position
+SEGMENTS = "segment_ids"
 # The optional columns that metrics may require
 NEEDED = ("references", "ground_truth", "rubric")
 # The beginnings of texts that are meant as JSON, complete or not. Plain texts may also begin with a bracket
 JSON_BEGINNINGS = ('["', "[{", "[]", '{"')
 JSON_IN_JSON = (*JSON_BEGINNINGS, '"[', '"{', '"\\"')
 # Columns in which a single text means a list with one text
-ONE_TEXT = ("contexts", "references", "ground_truth")
+ONE_TEXT = ("contexts", "references", "ground_truth", "reference_sources")
 PYTHON_ERRORS = (ValueError, SyntaxError, MemoryError, RecursionError)
 # Tokens of NumPy around values, and the ends and beginnings of values
 NUMPY_NAMES = {**dict.fromkeys(("array", "np", ".", "str_", "dtype", "=", "object"), ""), "nan": "None", "NaN": "None"}
@@ -118,7 +126,7 @@ def to_sample(
     problems = [record.problem] if record.problem else []
     required = dict.fromkeys(REQUIRED)
     if not record.problem:
-        required |= _required(values, required_columns, problems)
+        required |= _required(values, required_columns, CITATIONS in optional_columns, problems)
     rest = {name: value for name, value in values.items() if name not in KNOWN}
     content = _content(record, required["contexts"], rest)
     if not record.problem:
@@ -126,6 +134,8 @@ def to_sample(
         found = _optional(values, items_as_text, optional_columns, required_columns, problems)
         problems += filter(None, [check_contexts(found.get("claim_checks"), required["contexts"] or ())])
         rest |= found
+        if CITATIONS in optional_columns:
+            rest[CITATIONS] = _citations(values, items_as_text, required["contexts"], problems)
     known = {
         "sample_id": id_of(values.get("sample_id")) or content[:SAMPLE_ID_CHARACTERS],
         **required,
@@ -151,8 +161,8 @@ def _question(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "sample_id": named} if named else kept
 
 
-def _required(values: Mapping[str, Any], columns: Sequence[str], problems: list[str]) -> dict[str, Any]:
-    """Return the required columns, null if unusable. Append errors to `problems`."""
+def _required(values: Mapping[str, Any], columns: Sequence[str], cites: bool, problems: list[str]) -> dict[str, Any]:
+    """Return the required columns, null if unusable. Append errors to `problems`. `cites`: contexts may be cited."""
     texts = [name for name in ("query", "response") if name in columns]
     found: dict[str, Any] = {name: _text_column(name, values.get(name), problems) for name in texts}
     try:
@@ -160,6 +170,7 @@ def _required(values: Mapping[str, Any], columns: Sequence[str], problems: list[
     except ValueError as error:
         # An error in a column that no metric reads is not an error of the row. The column is kept if readable
         is_read = "contexts" in columns or (EITHER in columns and finite(values.get("references")) in NO_ITEMS)
+        is_read = is_read or (cites and finite(values.get("contexts")) is not None)
         problems += [str(error)] if is_read else []
     return found
 
@@ -182,6 +193,24 @@ def _optional(
                 problems += [str(error)]
     problems += [f"{name} is null" for name in NEEDED if name in required and finite(values.get(name)) is None]
     return found
+
+
+def _citations(
+    values: Mapping[str, Any], as_text: bool, contexts: Sequence[Mapping[str, str]] | None, problems: list[str]
+) -> list[dict[str, Any]] | None:
+    """Return the citations of a response: its column, or the sources of its parts. Append errors to `problems`."""
+    segments, parts = values.get(SEGMENTS), values.get("response")
+    listed = [one["id"] for one in contexts or ()]
+    if isinstance(segments, list) and not listed:
+        listed = [text_of(one) or "" for one in segments]
+    try:
+        if finite(values.get(CITATIONS)) is None:
+            return citations_of_parts(parts, listed) if isinstance(parts, list) and _joined(parts) != parts else None
+        value = values[CITATIONS]
+        return normalise_citations(items_of_text(value, CITATIONS) if as_text else value, listed)
+    except ValueError as error:
+        problems.append(str(error))
+        return None
 
 
 def _text_column(name: str, value: Any, problems: list[str]) -> str | None:

@@ -159,6 +159,24 @@ def _explained(value: Mapping[str, Any]) -> Criterion:
     return {"text": ": ".join(str(value[name]) for name in ("criterion", "explanation") if value.get(name))}
 
 
+def deepresearch_articles(row: Values, _: int) -> Iterator[Values]:
+    """Yield an article of DeepResearch Bench. Pages that FACT scraped are contexts, with the URL as id.
+
+    The citations that FACT's model extracted are the column `extracted`, since the article has its own markers.
+    """
+    values = _named(row, DEEPRESEARCH)
+    pages, extracted = opened(values.pop("citations_deduped", None)), values.pop("citations", None)
+    if isinstance(pages, Mapping):
+        texts = {url: one.get("url_content") for url, one in pages.items() if isinstance(one, Mapping)}
+        values["contexts"] = [{"id": url, "text": text} for url, text in texts.items() if _is_page(text)]
+    yield {**values, **({} if extracted is None else {"extracted": extracted})}
+
+
+def _is_page(text: Any) -> bool:
+    """Return False for a page that FACT could not scrape."""
+    return isinstance(text, str) and bool(text.strip()) and not text.startswith("scrape failed:")
+
+
 def deepresearch_bench_2(row: Values, _: int) -> Iterator[Values]:
     """Yield a task with its nested rubric: each item has one point, and its group is the dimension.
 

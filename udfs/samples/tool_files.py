@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from untold.udfs.samples.conversion import CONTEXT_NAMES, is_python_list, read_python_list
+from untold.udfs.samples.conversion import CONTEXT_NAMES, SEGMENTS, is_python_list, read_python_list
 from untold.udfs.samples.file_records import (
     READERS,
     ROWS_PER_BATCH,
@@ -21,6 +21,7 @@ from untold.udfs.samples.file_records import (
     Unit,
     UnreadableFileError,
     converted,
+    csv_header,
     json_kind,
     records_of,
 )
@@ -362,8 +363,9 @@ RAGAS: Names = {
 }
 TREC_RAG: Names = {
     "query": ("topic", "narrative", "title"),
-    "query_id": ("topic_id", "narrative_id"),
-    "response": ("answer",),
+    "query_id": ("topic_id", "narrative_id", "request_id"),
+    # RAGTIME has responses
+    "response": ("answer", "responses"),
     "system": ("run_id",),
     "contexts": ("candidates", "references"),
 }
@@ -447,7 +449,7 @@ def trec_rag(row: Values, _: int) -> Iterator[Values]:
     if texts:
         values["contexts"] = [one for text in texts for one in _segments(text)]
     elif found:
-        values["segment_ids"] = found
+        values[SEGMENTS] = found
     yield {name: value for name, value in values.items() if value is not None}
 
 
@@ -467,6 +469,28 @@ def trec_rag_nuggets(row: Values, _: int) -> Iterator[Values]:
     """Yield the nuggets of a topic as references of a question, or of the response with the assignments."""
     values = {"contexts": [], **under_our_names(row, TREC_RAG_NUGGETS)}
     yield {**values, "references": references_of(values.get("references"))}
+
+
+def read_open_rag_eval(unit: Unit) -> Iterator[FileRecord]:
+    """Yield a sample for each query and run of an open-rag-eval CSV file, which has a row per passage.
+
+    The numbers of passages, such as [1], are the ids of contexts. Other rows are problems.
+    """
+    samples: dict[tuple[Any, Any], tuple[int, dict[str, Any]]] = {}
+    for record in READERS["csv"](replace(unit, kind="csv", delimiter=unit.delimiter or csv_header(unit.path)[1])):
+        if record.problem:
+            yield record
+            continue
+        values = record.values
+        key = values.get("query_id") or values.get("query"), values.get("query_run")
+        first: dict[str, Any] = {"query": values.get("query"), "query_id": key[0], "run": key[1], "contexts": []}
+        _, known = samples.setdefault(key, (record.row, first))
+        name, text = (values.get(each) for each in ("passage_id", "passage"))
+        if text:
+            known["contexts"].append({"id": str(name or "").strip("[] ") or None, "text": text})
+        if values.get("generated_answer"):
+            known.setdefault("response", values["generated_answer"])
+    yield from (FileRecord(known, row=row) for row, known in samples.values())
 
 
 def deepeval(row: Values, _: int) -> Iterator[Values]:

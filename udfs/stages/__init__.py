@@ -52,8 +52,9 @@ STAGES: Registry[StageDefinition] = Registry(
         "rate_nuggets": "untold.udfs.stages.nuggets:RATE_NUGGETS",
         "assign_nuggets": "untold.udfs.stages.nuggets:ASSIGN_NUGGETS",
         "judge_criteria": "untold.udfs.stages.nuggets:JUDGE_CRITERIA",
-        "generate_answer": "untold.udfs.stages.generation:GENERATE_ANSWER",
-        "restate_answer": "untold.udfs.stages.generation:RESTATE_ANSWER",
+        "judge_support": "untold.udfs.stages.nuggets:JUDGE_SUPPORT",
+        "generate_answer": "untold.udfs.stages.e2e:GENERATE_ANSWER",
+        "restate_answer": "untold.udfs.stages.e2e:RESTATE_ANSWER",
     },
 )
 

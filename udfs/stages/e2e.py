@@ -1,4 +1,4 @@
-"""The stages of end-to-end comprehensiveness and of conflicts (Dejl et al. 2025; methods, section 4).
+"""The stages of end-to-end comprehensiveness, of conflicts and of answers (Dejl et al. 2025; methods, section 4).
 
 A completion of `evaluate_coverage` has two lists under headings, or JSON, with the sources of each item.
 """
@@ -43,9 +43,9 @@ from untold.udfs.stages.forms import (
     undecorated,
 )
 from untold.udfs.stages.labels import Vocabulary, read_numbered_labels
-from untold.udfs.stages.lists import balanced
+from untold.udfs.stages.lists import balanced, item_text
 from untold.udfs.stages.non_answers import says_absent
-from untold.udfs.stages.reading import collapsed, is_drawing, split_marker
+from untold.udfs.stages.reading import collapsed, is_drawing, split_marker, without_ticks
 
 SUMMARY_SCHEMA = pa.schema([pa.field("summary", pa.string())])
 STATEMENT_TYPE = pa.struct(
@@ -57,6 +57,9 @@ SIDE = [("text", pa.string()), ("sources", pa.list_(pa.int32()))]
 CONFLICT_TYPE = pa.struct([(name, pa.struct(SIDE)) for name in ("first", "second")])
 CONFLICTS_SCHEMA = pa.schema([pa.field("conflicts", pa.list_(CONFLICT_TYPE)), pa.field("dropped", pa.int64())])
 SIDES_SCHEMA = pa.schema([pa.field("covered", pa.list_(pa.bool_()))])
+ANSWER_SCHEMA = pa.schema([pa.field("answer", pa.string())])
+RESTATED_SCHEMA = pa.schema([pa.field("statement", pa.string())])
+_QUOTES = ('""', "“”", "«»", "„“")
 
 _STATEMENT = record(statement=TEXT, sources=listed(number_of("contexts")))
 _LINES = r"(?:- .+ \[\d+(?:, ?\d+)*\]\s*|None\s*)?(?:- .+ \[\d+(?:, ?\d+)*\]\s*)*"
@@ -402,6 +405,41 @@ def _side(value: Any, name: str, count: int) -> dict[str, Any]:
     return {"text": text.strip(), "sources": numbers_of_value(sources, count)[0]}
 
 
+@partial(reader, is_text=True, may_be_code=True)
+def parse_answer(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
+    """Return the `answer`: the text without a fence or tags around it. Raises `Unparsable` for an empty one."""
+    answer = read_text(text, ("answer", "response"), str(variables.get("query") or ""))
+    if not isinstance(answer, str) or not any(map(str.isalnum, answer)):
+        raise Unparsable("no answer")
+    return {"answer": undecorated(answer)}
+
+
+@partial(reader, is_text=True)
+def parse_restated(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
+    """Return the `statement`: the first sentence or paragraph, on one line, without label, bullet and quotation marks.
+
+    Raises `Unparsable` for an empty statement, and for a table in its place.
+    """
+    said = read_text(text, ("statement", "restatedstatement", "sentence", "text"))
+    if not isinstance(said, str):
+        raise Unparsable("no statement")
+    lines = [line for line in said.split("\n") if any(map(str.isalnum, line))]
+    line = unbulleted(without_ticks(lines[0].strip())) if len(lines) == 1 else ""
+    statement = item_text(line)
+    # `The statement: a lie, was made.` has no label
+    statement = line if statement[:1].islower() and not line[:1].islower() else statement
+    if statement[:1] + statement[-1:] in _QUOTES and statement[0] not in statement[1:-1]:
+        statement = statement[1:-1].strip()
+    given = [word for name in ("question", "answer") for word in str(variables.get(name) or "").casefold().split()]
+    # `1. FC Köln` keeps its number
+    rest = split_marker(statement).text
+    if rest.split()[:1] and rest.casefold().split()[0] in given and statement.split()[0] not in given:
+        statement = rest
+    if not any(map(str.isalnum, statement)) or statement.startswith("|") or statement.endswith((":", "?")):
+        raise Unparsable("no statement on one line")
+    return {"statement": statement}
+
+
 SUMMARISE_CONTEXT = StageDefinition(
     "summarise_context",
     ("query", "text"),
@@ -452,4 +490,22 @@ COVER_SIDES = StageDefinition(
     schema=record(labels=listed(record(id=number_of("statements"), label=one_of((COVERED, UNCOVERED))))),
     form=lines_of(rf"\d{{1,9}}: (?:{COVERED}|{UNCOVERED})", "n: label", "one line for each statement:"),
     figures=Figures(WRITTEN, completion=LinearSize(slope=0.4)),
+)
+GENERATE_ANSWER = StageDefinition(
+    "generate_answer",
+    ("query", "contexts"),
+    parse_answer,
+    ANSWER_SCHEMA,
+    form=OutputFormat("the answer alone"),
+    figures=Figures(WRITTEN, completion=LinearSize(slope=0.81)),
+)
+RESTATE_ANSWER = StageDefinition(
+    "restate_answer",
+    ("question", "answer"),
+    parse_restated,
+    RESTATED_SCHEMA,
+    schema=record(statement=TEXT),
+    form=OutputFormat("one statement on one line", re.compile(".+")),
+    figures=Figures(WRITTEN, completion=LinearSize(slope=1.22)),
+    text="statement",
 )

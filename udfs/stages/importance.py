@@ -1,4 +1,7 @@
-"""The stages of ICAT (Samarinas et al. 2025) and of importance ("Beyond Precision", 2026; methods, section 9)."""
+"""The stages of claims, aspects and facts: ICAT, and importance-aware precision and recall.
+
+Sources: Samarinas et al. 2025, and "Beyond Precision", 2026; methods, section 9.
+"""
 
 from __future__ import annotations
 

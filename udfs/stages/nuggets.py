@@ -1,4 +1,4 @@
-"""The stages of nuggets and rubrics: create and rate nuggets, and label a response by nuggets or by criteria.
+"""The stages of nuggets, rubrics and citations: create and rate nuggets, and label texts by given ones.
 
 Source: Pradeep et al. 2025, AutoNuggetizer; methods, section 9.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from untold.udfs.facts import citation_measures
 from untold.udfs.facts.nugget_measures import NOT_SUPPORT, OKAY, PARTIAL, SUPPORT, SUPPORTS, VITAL
 from untold.udfs.facts.rubric_measures import LEVEL, MET, NOT_MET, PARTLY, VERDICTS
 from untold.udfs.samples.items import IMPORTANCES, MOST_LEVELS
@@ -62,9 +63,23 @@ _VERDICTS = Vocabulary(
     positive=MET,
     inputs=("statement", "statements", "criterion", "criteria", "query", "response"),
 )
+# In the order of the variable `sentences`; null for a sentence without a clear label, or without a reason
+CITED_SCHEMA = pa.schema([pa.field(name, pa.list_(pa.string())) for name in ("supports", "reasons")])
+FULL_SUPPORT, PARTIAL_SUPPORT, NO_SUPPORT = CITED_LABELS = "full_support", "partial_support", "no_support"
+_CITED = Vocabulary(
+    {
+        FULL_SUPPORT: ("full", "fully supported", "fully supports", "supported", "supports"),
+        PARTIAL_SUPPORT: ("partial", "partially supported", "partially supports", "partly supported"),
+        NO_SUPPORT: ("not supported", "does not support", "doesn't support", "unsupported"),
+    },
+    positive=FULL_SUPPORT,
+    inputs=("sentence", "sentences", "source", "sources", "evidence"),
+)
+_OF_LABEL = dict(zip(CITED_LABELS, citation_measures.WEIGHTS, strict=True))
 # The number and the verdict of a line, and the reason after the first bar
 _REASONED = re.compile(
-    r"^(?P<head>[^|\n\w]{0,20}(?:(?:criterion|statement) )?(?P<number>\d{1,4})\W[^|\n]{1,60})\|(?P<reason>[^\n]*)",
+    r"^(?P<head>[^|\n\w]{0,20}(?:(?:criterion|statement|sentence) )?(?P<number>\d{1,4})\W[^|\n]{1,60})"
+    r"\|(?P<reason>[^\n]*)",
     re.IGNORECASE | re.MULTILINE,
 )
 _REASON_NAMES = ("reason", "explanation", "justification", "rationale")
@@ -93,10 +108,8 @@ def _parse_assignments(text: str, variables: Mapping[str, Any]) -> dict[str, lis
 
     The prompt requests no reasons, but models that follow the format of records give some.
     """
-    nuggets = variables["nuggets"]
-    bare, reasons = _split_reasons(text, nuggets, _SUPPORTS)
-    labels = read_numbered_labels(bare, nuggets, _SUPPORTS)
-    return {"labels": labels, "reasons": _listed_reasons(reasons, labels)}
+    labels, reasons = _reasoned_labels(text, variables["nuggets"], _SUPPORTS)
+    return {"labels": labels, "reasons": reasons}
 
 
 def _parse_criteria(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
@@ -104,44 +117,56 @@ def _parse_criteria(text: str, variables: Mapping[str, Any]) -> dict[str, list[s
 
     A criterion with `levels` has one of its levels, and any other criterion one of `VERDICTS`.
     """
-    criteria = variables["criteria"]
-    bare, reasons = _split_reasons(text, criteria, _VERDICTS)
-    labels = read_numbered_labels(bare, criteria, _VERDICTS)
+    labels, reasons = _reasoned_labels(text, variables["criteria"], _VERDICTS)
     verdicts = [
         verdict if verdict in (_LEVELS[: len(levels)] if levels else VERDICTS) else None
         for verdict, levels in zip(labels, variables["levels"], strict=True)
     ]
     if not any(verdicts):
         raise Unparsable("no verdict of a criterion, or no level that it has")
-    return {"verdicts": verdicts, "reasons": _listed_reasons(reasons, verdicts)}
+    return {
+        "verdicts": verdicts,
+        "reasons": [reason if verdict else None for verdict, reason in zip(verdicts, reasons, strict=True)],
+    }
 
 
-def _split_reasons(text: str, items: Sequence[str], labels: Vocabulary) -> tuple[str, dict[int, str]]:
-    """Return the text without reasons after a bar, and the reasons of bars and records by the number of the item."""
-    found = find_records(text, LABEL_NAMES)
-    records = [each for each in found[0] if isinstance(each, dict)] if found else []
-    named = {place_of_record(each, labels.inputs, items): get_field(each, _REASON_NAMES) for each in records}
-    reasons = {place: reason for place, reason in named.items() if place is not None and isinstance(reason, str)}
+def _parse_supports(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
+    """Return the `supports` and `reasons` for each of `sentences`, None for one without a clear label."""
+    labels, reasons = _reasoned_labels(text, variables["sentences"], _CITED)
+    return {"supports": [_OF_LABEL[label] if label else None for label in labels], "reasons": reasons}
+
+
+def _reasoned_labels(
+    text: str, items: Sequence[str], vocabulary: Vocabulary
+) -> tuple[list[str | None], list[str | None]]:
+    """Return the label and the reason of each item, None for an item without a clear label."""
+    reasons = _recorded_reasons(text, items, vocabulary)
 
     def without_reason(line: re.Match[str]) -> str:
-        if labels.read_with_reason(line["head"].partition(line["number"])[2]) is None:
+        if vocabulary.read_with_reason(line["head"].partition(line["number"])[2]) is None:
             return line[0]
         reasons[int(line["number"])] = line["reason"]
         return line["head"]
 
-    return _REASONED.sub(without_reason, text), reasons
-
-
-def _listed_reasons(reasons: Mapping[int, str], labels: Sequence[str | None]) -> list[str | None]:
-    """Return the reason of each label, None for an item without a label or a reason."""
-    return [
+    labels = read_numbered_labels(_REASONED.sub(without_reason, text), items, vocabulary)
+    known = [
         (reasons.get(number, "").strip() or None) if label else None for number, label in enumerate(labels, start=1)
     ]
+    return labels, known
+
+
+def _recorded_reasons(text: str, items: Sequence[str], vocabulary: Vocabulary) -> dict[int, str]:
+    """Return the reasons in the records of a completion, by the number of the item."""
+    found = find_records(text, LABEL_NAMES)
+    records = [each for each in found[0] if isinstance(each, dict)] if found else []
+    named = {place_of_record(each, vocabulary.inputs, items): get_field(each, _REASON_NAMES) for each in records}
+    return {place: reason for place, reason in named.items() if place is not None and isinstance(reason, str)}
 
 
 # Reasons may quote anything
-parse_assignments = reader(_parse_assignments, may_be_code=True)
-parse_criteria = reader(_parse_criteria, may_be_code=True)
+parse_assignments, parse_criteria, parse_supports = (
+    reader(one, may_be_code=True) for one in (_parse_assignments, _parse_criteria, _parse_supports)
+)
 
 
 def _labelling(name: str, variables: Sequence[str], labels: Sequence[str], **more: Any) -> StageDefinition:
@@ -198,4 +223,16 @@ JUDGE_CRITERIA = StageDefinition(
     ),
     figures=Figures(WRITTEN, completion=LinearSize(slope=0.53)),
     example={"criteria": ["Names the city", "Is clear"], "levels": [[], ["poor", "good"]]},
+)
+JUDGE_SUPPORT = StageDefinition(
+    "judge_support",
+    ("sources", "sentences"),
+    parse_supports,
+    CITED_SCHEMA,
+    schema=record(labels=listed(record(number=number_of("sentences"), reason=TEXT, label=one_of(CITED_LABELS)))),
+    form=lines_of(
+        rf"\d{{1,9}}: (?:{'|'.join(CITED_LABELS)})(?: \| .+)?", "n: label | reason", "one line for each sentence:"
+    ),
+    # A line for each sentence, whatever the length of the sources
+    figures=Figures(WRITTEN, completion=LinearSize(24.0, 0.06)),
 )

@@ -16,10 +16,16 @@ from untold.jobs.inference.backends.job import JobOutcome, note_left_out
 from untold.jobs.inference.backends.local_model import LocalModelError
 from untold.jobs.inference.backends.process import ActorProcessError
 from untold.jobs.inference.backends.spooled_backends import BatchBackend, RayJobBackend, SpoolBackend, WaitingError
-from untold.jobs.inference.stage.call_settings import RunEndpoint, address_of, price, runs_in_tasks, section_of
+from untold.jobs.inference.stage.call_settings import (
+    Findings,
+    RunEndpoint,
+    address_of,
+    price,
+    runs_in_tasks,
+    section_of,
+)
 from untold.jobs.inference.stage.engines import Engines, MainThreadExecutor
 from untold.jobs.inference.stage.requests import Requests, Rows, without_requests
-from untold.jobs.inference.stage.schema_support import Findings
 from untold.jobs.inference.stage.usage import Account, StageResult
 from untold.jobs.inference.store.compaction import note_use, wait_for_prune
 from untold.jobs.inference.store.store import Results, StageStore, StoreLookup

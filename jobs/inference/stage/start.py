@@ -27,13 +27,13 @@ from untold.jobs.run import manifest
 from untold.jobs.run.folders import Counted, Workspace
 from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.outcome import FAILED_TOO_MANY, Ending, below_bars, missed_too_often
-from untold.jobs.run.output import Output, store_of
+from untold.jobs.run.output import ORDER, Output, store_of
 from untold.jobs.run.session import SMALL_BYTES
 from untold.jobs.run.terminal import Display, amount
 from untold.jobs.run_tables import RunTables
 from untold.jobs.settings.model import STAGE_NAMES, Settings
 from untold.jobs.summary.run_summary import dead_stages, explain_dead_stages, most_frequent_errors
-from untold.jobs.tables import FAILURES, ORDER, USAGE
+from untold.jobs.tables import FAILURES, USAGE
 from untold.udfs.llm.keys import Stage
 
 

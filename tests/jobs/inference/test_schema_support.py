@@ -9,7 +9,7 @@ import pytest
 
 from tests.jobs.settings.cases import load
 from untold.jobs.inference.stage.bindings import bind_stage
-from untold.jobs.inference.stage.schema_support import Findings
+from untold.jobs.inference.stage.call_settings import Findings
 from untold.jobs.plan import completion_limit
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.keys import Parameters, SchemaSupport, Stage

@@ -44,7 +44,9 @@ def settings_read(module: str, name: str | None, seen: set[tuple[str, str | None
             yield from settings_read(*imported[node.id], seen)
 
 
-@pytest.mark.parametrize("name", ["e2e", "nli", "qa", "icat", "importance", "longrecall", "nuggets", "rag", "rubric"])
+@pytest.mark.parametrize(
+    "name", ["e2e", "nli", "qa", "icat", "importance", "longrecall", "nuggets", "rag", "rubric", "citations"]
+)
 def test_a_metric_depends_on_the_settings_that_its_code_reads(name: str) -> None:
     read = set(settings_read(f"untold.jobs.metrics.{name}", None, set())) - NO_RESULT
     assert read

@@ -334,3 +334,26 @@ def test_criteria_are_shown_by_dimension_with_their_points_and_reasons(reader: R
     reader.find("dialog .statements summary").send_keys(Keys.ENTER)
     assert HARM in reader.texts("dialog .below")[0]
     assert not reader.errors()
+
+
+def test_sentences_are_shown_with_their_sources_and_reasons(reader: Reader, tmp_path: Path) -> None:
+    one = {"sample_id": "s1", "metric": "citations", "sentence_number": 1, "sentence": HARM, "citation": 0}
+    citations = [
+        {**one, "support": "partial", "status": "judged", "reason": f"It says {HARM}"},
+        {**one, "citation": 1, "source": HARM, "support": "none", "status": "judged", "reason": "It differs."},
+        {**one, "citation": 2, "source": "[7]", "status": "no_source", "reason": "no text"},
+        {**one, "sentence_number": 2, "sentence": "Rain falls.", "status": "uncited"},
+    ]
+    rows = {"samples": [sample("s1")], "scores": [score("s1", "citations", 0.25)], "citations": citations}
+    file = tmp_path / "report.html"
+    file.write_text(make_report([open_run(write_output(tmp_path / "out", rows))]), encoding="utf-8")
+    reader.open(file)
+    reader.open_answer("s1", "citations")
+    assert "1 of 2 sentences with a citation" in reader.texts("dialog h3")
+    shown = reader.texts("dialog .statements summary")
+    assert [text.split()[0] for text in shown] == ["partial", "uncited"]
+    reader.find("dialog .statements summary").send_keys(Keys.ENTER)
+    below = reader.texts("dialog .below")[0]
+    assert HARM in below
+    assert ["no support" in below, "no source" in below, "It differs." in below] == [True] * 3
+    assert not reader.errors()

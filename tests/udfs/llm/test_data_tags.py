@@ -18,7 +18,7 @@ from untold.udfs.stages import STAGES
 CONF = Path(__file__).parents[3] / "conf"
 TEMPLATES = sorted(CONF.glob("**/*.jinja"))
 LISTS = {"contexts", "statements", "questions", "aspects", "claims", "facts", "evidence", "references", "candidates"}
-LISTS |= {"hypotheses", "nuggets", "others", "texts", "criteria"}
+LISTS |= {"hypotheses", "nuggets", "others", "texts", "criteria", "sources", "sentences"}
 INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")
 LIVE = re.compile(rf"<\s*/?\s*(?:{'|'.join(TAGS)})\b[^>]{{0,9}}", re.IGNORECASE)
 HOSTILE = st.lists(st.sampled_from(ATTACKS) | st.text(max_size=9), min_size=1, max_size=5).map("".join)

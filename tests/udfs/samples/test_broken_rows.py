@@ -63,6 +63,17 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
         "criterions": {"insight": [{"criterion": TEXT, "explanation": TEXT, "weight": 1.0}]},
     },
     "deepresearch_bench_2": {"id": "1", "prompt": "q", "content": {"rubric": {"analysis": [TEXT]}, "blocked": {}}},
+    "deepresearch_articles": {
+        "id": 1,
+        "prompt": "q",
+        "article": TEXT,
+        "citations_deduped": {"u": {"url_content": TEXT}},
+    },
+    "ragtime": {
+        "metadata": {"topic_id": "1"},
+        "responses": [{"text": TEXT, "citations": {"d": 0.5}}],
+        "references": [],
+    },
     "scholarqa_cs": {"initial_prompt": "q", "metric_config": {"config": {"other_properties": [{"criterion": TEXT}]}}},
     "langsmith": {"id": "1", "run_type": "chain", "inputs": {"q": 1}, "outputs": {}, "child_runs": [{}]},
     "langfuse": {"id": "1", "input": "q", "output": "r", "observations": [{"type": "RETRIEVER", "output": [TEXT]}]},

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from untold.udfs.stages import STAGES
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.generation import GENERATE_ANSWER, RESTATE_ANSWER
+from untold.udfs.stages.e2e import GENERATE_ANSWER, RESTATE_ANSWER
 
 
 def answer(completion: str) -> str:

@@ -22,6 +22,7 @@ from untold.udfs.stages import STAGES
 from untold.udfs.stages.definitions import MOST_NUMBERS, filled, read_as, without_reasoning
 from untold.udfs.stages.importance import VERDICTS
 from untold.udfs.stages.nli import RELATIONS, UNIT_TYPES
+from untold.udfs.stages.nuggets import CITED_LABELS
 from untold.udfs.stages.qa import RELATIONS as COMPARISONS
 
 WORDS = ("harbour", "lighthouse", "1874", "Ada Fenn", "zwölf Türme", "ferry", "salt", "5 km", "北塔")
@@ -130,6 +131,23 @@ def _labels(draw: Any, labels: Sequence[str], **variables: Any) -> Any:
     # Only assignments can have reasons. The schema has none
     expected = {"labels": said} | ({"reasons": [None] * len(said)} if "response" in variables else {})
     return {**variables, "nuggets": nuggets}, {"labels": permuted(draw, rows)}, expected
+
+
+@st.composite
+def _supports(draw: Any) -> Any:
+    sentences = draw(distinct(TEXTS))
+    said = [draw(st.sampled_from(CITED_LABELS)) for _ in sentences]
+    reasons = [draw(st.sampled_from(("It gives no year.", "Is it there? Yes", "All of it"))) for _ in said]
+    rows = [
+        {"number": number, "reason": reason, "label": label}
+        for number, (label, reason) in enumerate(zip(said, reasons, strict=True), start=1)
+    ]
+    supports = [label.partition("_")[0].replace("no", "none") for label in said]
+    return (
+        {"sources": ["s"], "sentences": sentences},
+        {"labels": permuted(draw, rows)},
+        {"supports": supports, "reasons": reasons},
+    )
 
 
 @st.composite
@@ -252,6 +270,7 @@ INSTANCES: dict[str, st.SearchStrategy[Any]] = {
     "rate_nuggets": _labels(IMPORTANCES, query="q"),
     "assign_nuggets": _labels(SUPPORTS, query="q", response="r"),
     "judge_criteria": _verdicts(),
+    "judge_support": _supports(),
     "restate_answer": TEXTS.map(
         lambda text: ({"question": "q", "answer": "a"}, {"statement": text}, {"statement": text})
     ),
@@ -324,11 +343,13 @@ FORMS = {
     "rate_nuggets": ("1: vital", "1. Vital"),
     "assign_nuggets": ("1: partial_support", "1. Partial support"),
     "judge_criteria": ("1: partly_met | It names one.", "1. Partly met"),
+    "judge_support": ("1: partial_support | It names one.", "1. Partial support"),
     "generate_answer": ("It stands.", None),
     "restate_answer": ("The tower stands.", "The tower stands.\n\nLet me know if it helps."),
 }
 LISTS = ("statements", "hypotheses", "facts", "aspects", "claims", "evidence", "references", "candidates", "nuggets")
 VARIABLES: dict[str, Any] = {name: ["The tower stands"] for name in LISTS}
+VARIABLES |= {"sources": ["The tower stands."], "sentences": ["The tower stands"]}
 VARIABLES |= {"criteria": ["The tower stands"], "levels": [[]]}
 VARIABLES |= {"questions": ["Does it stand?"], "others": ["salt"], "query": "q", "text": "t"}
 VARIABLES |= {"contexts": ["a", "b"], "first": "salt", "second": "ferry", "premise": "p", "hypothesis": "h"}

@@ -1,0 +1,223 @@
+"""Citations (TREC RAG, DeepResearch Bench; docs/methods.md, section 19): the sentences that their sources support.
+
+A judge labels each sentence by each of its sources, and by its sources together. Sources are contexts of the sample,
+documents of an index, or texts of files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from untold.jobs.inputs.checking import head_unit, input_files
+from untold.jobs.inputs.files import AS_THEY_ARE, InputFile, SampleError, listing_of
+from untold.jobs.inputs.reading import read_texts
+from untold.jobs.inputs.samples import OPTIONAL_TYPES
+from untold.jobs.metrics import base
+from untold.jobs.metrics.judging import NumberedList
+from untold.jobs.metrics.settings import CitationsSettings
+from untold.jobs.metrics.views import CitationView
+from untold.jobs.retrieval.sources import cache_of, catalog_in
+from untold.jobs.run.manifest import read_manifest
+from untold.jobs.run.session import spark_schema
+from untold.jobs.settings.model import Settings
+from untold.udfs.facts import citation_measures
+from untold.udfs.retrieval.catalog import Catalog
+from untold.udfs.retrieval.searching import CHUNK_TEXTS, read_documents
+from untold.udfs.samples.file_records import READERS
+from untold.udfs.storage import absolute
+
+NAME, JUDGE = "citations", "judge_support"
+# The names of the columns of texts by id or URL
+PAGE = {
+    "document_id": ("document_id", "id", "docid"),
+    "url": ("url",),
+    "text": ("text", "contents", "content", "url_content", "segment"),
+}
+_OPTIONAL = ("citations", "reference_sources")
+UNKNOWN: Mapping[str, tuple[float | None, float | None]] = {
+    **dict.fromkeys(citation_measures.SHARES, (0.0, 1.0)),
+    **dict.fromkeys((*citation_measures.COUNTS, *citation_measures.SUMS), (None, None)),
+}
+
+
+def digests(settings: Settings) -> dict[str, str]:
+    """Return the digest of the sources in files or in an index. Raises UserError for sources that cannot be used."""
+    if settings.citations.sources is None:
+        return {}
+    path = absolute(settings.citations.sources)
+    catalog = _catalog(path)
+    return {"citations.sources": catalog.digest if catalog else str(listing_of(_page_files(path))["digest"])}
+
+
+def _catalog(path: str) -> Catalog | None:
+    """Return the index in a folder, or None for another path."""
+    return catalog_in(read_manifest(path))
+
+
+def _page_files(path: str) -> list[InputFile]:
+    """Return the files with texts. Raises SampleError if there are none, or if the first lacks a column."""
+    files, _ = input_files(path, None, AS_THEY_ARE)
+    first = next(READERS[files[0].kind](head_unit(files[0])), None)
+    columns = set(files[0].types or ()) | set(first.values if first else ())
+    named = {name for name, names in PAGE.items() if columns.intersection(names)}
+    if "text" not in named or named == {"text"}:
+        raise SampleError(
+            f"citations.sources: {files[0].path} has no url or document_id, or no text. Rename its columns"
+        )
+    return files
+
+
+def assume(settings: Settings) -> base.Assumptions:
+    """Assume full support for each sentence."""
+    support = F.transform("sentences", lambda _: F.lit(citation_measures.FULL))
+    reason = F.transform("sentences", lambda _: F.lit(None).cast("string"))
+    return base.Assumptions(settings, {JUDGE: {"supports": support, "reasons": reason}})
+
+
+def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tables:
+    """Score valid samples (columns of the table `samples`): the tables of `METRIC`.
+
+    A lost verdict, and a source without a text, leave values with bounds. Equal sentences with equal sources share
+    their requests.
+    """
+    own, given = settings.citations, _given(samples)
+    cited = given.drop("reference_sources").mapInArrow(
+        citation_measures.cite_batches, spark_schema(citation_measures.CITING)
+    )
+    cited = tools.keep(cited, "cited-sentences")
+    if own.sources is not None:
+        cited = tools.keep(_with_pages(cited, _pages(cited, absolute(own.sources), settings)), "sources-with-texts")
+    lists = NumberedList(JUDGE, own.list_size, {"sentences": "text"}, {"supports": "verdict", "reasons": "reason"})
+    calls = base.StageCalls(NAME, tools)
+    asked = lists.ask(tools, _to_judge(cited), "sample_id", "group")
+    judged = calls.record(JUDGE, tools.keep(asked, "judged-citations"))
+    concluded = tools.keep(_conclude(given, cited, judged, own.score), "concluded")
+    known = _with_status(samples, concluded)
+    return {
+        "citations": concluded.select("sample_id", F.lit(NAME).alias("metric"), F.inline("citations")),
+        "scores": base.measured_scores(known, NAME, own.score, F.lit(0), always=True),
+        "measures": base.bounded_measures(known, NAME),
+        "failures": calls.failures(),
+    }
+
+
+def _given(samples: DataFrame) -> DataFrame:
+    """Return sample_id, response, contexts, citations and reference_sources, null if the input lacks them."""
+    there = [
+        (F.col(name) if name in samples.columns else F.lit(None)).cast(OPTIONAL_TYPES[name]).alias(name)
+        for name in _OPTIONAL
+    ]
+    return samples.select("sample_id", "response", "contexts", *there)
+
+
+def _pages(cited: DataFrame, path: str, settings: Settings) -> DataFrame:
+    """Return key, text of each cited source without a text that files or an index have."""
+    spark = cited.sparkSession
+    if catalog := _catalog(path):
+        read = partial(read_documents, catalog=catalog, index=path, cache=cache_of(settings))
+        names = spark.createDataFrame([(one.name,) for one in catalog.shards], "name string")
+        rows = names.mapInArrow(read, spark_schema(CHUNK_TEXTS))
+    else:
+        found = read_texts(spark, path, PAGE, ("text",), AS_THEY_ARE, key="document_id").rows
+        rows = found.where(F.col("error").isNull()).withColumn("number", F.lit(0).cast("long"))
+    pages = rows.select("document_id", "url", "number", "text").mapInArrow(
+        citation_measures.key_pages, spark_schema(citation_measures.PAGES)
+    )
+    wanted = _sources(cited).where(F.col("text").isNull()).select("key").distinct()
+    parts = F.array_sort(F.collect_set(F.struct("number", "text")))
+    by_key = pages.join(wanted, on="key", how="left_semi").groupBy("key").agg(parts.alias("parts"))
+    return by_key.select("key", F.concat_ws(" ", F.transform("parts", lambda one: one["text"])).alias("text"))
+
+
+def _sources(cited: DataFrame) -> DataFrame:
+    """Return sample_id, number and sentence, and source, key and text of each citation."""
+    sentences = cited.select("sample_id", F.explode("sentences").alias("one"))
+    named = sentences.select("sample_id", "one.number", F.col("one.text").alias("sentence"), "one.sources")
+    return named.select("sample_id", "number", "sentence", F.inline("sources"))
+
+
+def _with_pages(cited: DataFrame, pages: DataFrame) -> DataFrame:
+    """Return the cited sentences with the texts of pages for sources without a text."""
+    missing = _sources(cited).where(F.col("text").isNull()).select("sample_id", "key").distinct()
+    found = missing.join(pages, on="key", how="inner").groupBy("sample_id")
+    by_sample = found.agg(F.map_from_entries(F.collect_list(F.struct("key", "text"))).alias("pages"))
+
+    def source(one: Column) -> Column:
+        text = F.coalesce(one["text"], F.try_element_at("pages", one["key"]))
+        return F.struct(one["source"].alias("source"), one["key"].alias("key"), text.alias("text"))
+
+    def sentence(one: Column) -> Column:
+        sources = F.transform(one["sources"], source)
+        return F.struct(one["number"].alias("number"), one["text"].alias("text"), sources.alias("sources"))
+
+    joined = cited.join(by_sample, on="sample_id", how="left")
+    return joined.select("sample_id", F.transform("sentences", sentence).alias("sentences"))
+
+
+def _to_judge(cited: DataFrame) -> DataFrame:
+    """Return sample_id, group, sources and listed, which has the sentences of each source or set of sources."""
+    item = F.struct("number", F.col("sentence").alias("text")).alias("item")
+    single = _sources(cited).where(F.col("text").isNotNull())
+    alone = single.select("sample_id", F.col("key").alias("group"), F.array("text").alias("sources"), item)
+    sentences = cited.select("sample_id", F.explode("sentences").alias("one"))
+    known = F.filter("one.sources", lambda source: source["text"].isNotNull()).alias("known")
+    several = sentences.select("sample_id", "one.number", F.col("one.text").alias("sentence"), known)
+    together = several.where(F.size("known") > 1).select(
+        "sample_id",
+        F.array_join(F.col("known.key"), citation_measures.AND).alias("group"),
+        F.col("known.text").alias("sources"),
+        item,
+    )
+    groups = alone.unionByName(together).groupBy("sample_id", "group")
+    return groups.agg(F.any_value("sources").alias("sources"), F.array_sort(F.collect_list("item")).alias("listed"))
+
+
+def _conclude(given: DataFrame, cited: DataFrame, judged: DataFrame, score: str) -> DataFrame:
+    """Return the columns of `CONCLUDED`, and waiting: true if a sentence was not requested. A row per sample."""
+    verdicts = base.collect(judged, "judged", "group", "number", "verdict", "reason", "error_type")
+    rows = cited.withColumn("sentences", F.transform("sentences", _without_texts))
+    rows = rows.join(given.select("sample_id", "reference_sources"), on="sample_id", how="inner")
+    conclude = partial(citation_measures.conclude_batches, score=score)
+    return base.conclude(rows.join(verdicts, on="sample_id", how="left"), conclude, citation_measures.CONCLUDED)
+
+
+def _without_texts(sentence: Column) -> Column:
+    sources = F.transform(
+        sentence["sources"],
+        lambda one: F.struct(
+            one["source"].alias("source"), one["key"].alias("key"), one["text"].isNotNull().alias("has_text")
+        ),
+    )
+    return F.struct(sentence["number"].alias("number"), sentence["text"].alias("text"), sources.alias("sources"))
+
+
+def _with_status(samples: DataFrame, concluded: DataFrame) -> DataFrame:
+    """Return sample_id, system, status, and the columns of `CONCLUDED`: a row per sample.
+
+    A sample is undefined if its sources have no text, or if it has no sentence. A source without a text is no failure.
+    """
+    waiting, is_open, has_lost = F.coalesce("waiting", F.lit(False)), ~F.col("known"), F.col("lost") > 0
+    flags = concluded.withColumns(
+        {"lost": is_open & has_lost & ~waiting, "empty": is_open & ~has_lost, "partly": has_lost}
+    )
+    return base.with_status(samples, flags, partial=F.col("partly"))
+
+
+METRIC = base.Metric(
+    name=NAME,
+    stages=lambda _: (JUDGE,),
+    score=score,
+    assume=assume,
+    sections={NAME: CitationsSettings},
+    settings=(NAME,),
+    digests=digests,
+    tables=("citations", "scores", "measures", "failures"),
+    needs=("query", "response"),
+    reads=_OPTIONAL,
+    unknown=UNKNOWN,
+    view=CitationView,
+)

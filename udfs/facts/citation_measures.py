@@ -1,0 +1,286 @@
+"""Score the citations of a response by the support of its sentences by their sources.
+
+Methods, section 19. Support assessment of TREC RAG (Thakur et al. 2025), and FACT of DeepResearch Bench (Du et al.
+2025). Lost verdicts and sources without a text are unjudged: bounds cover all their possible results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import Any
+
+import pyarrow as pa
+
+from untold.udfs.facts.aspect_coverage import MEASURE, BoundedValue, measure_list
+from untold.udfs.samples.batches import in_batches
+from untold.udfs.samples.citations import cited_sentences, source_key
+from untold.udfs.stages.arrow import UNASKED
+
+FULL, PARTIAL, NONE = "full", "partial", "none"
+# The credit of TREC's support assessment
+WEIGHTS: Mapping[str, float] = {FULL: 1.0, PARTIAL: 0.5, NONE: 0.0}
+PRECISION, RECALL, F1, ACCURACY = SCORES = "weighted_precision", "weighted_recall", "f1", "citation_accuracy"
+FIRST_PRECISION, FIRST_RECALL = "first_precision", "first_recall"
+EFFECTIVE, JUDGED_CITATIONS = SUMS = "effective_citations", "judged_citations"
+CITED, SOURCE_RECALL = "cited_sentences", "source_recall"
+SENTENCES, CITATIONS, WITHOUT_TEXT = COUNTS = "sentences", "citations", "citations_without_text"
+SHARES = (*SCORES, FIRST_PRECISION, FIRST_RECALL, CITED, SOURCE_RECALL)
+# The outcome of a citation
+STATUSES = JUDGED, UNCITED, NO_SOURCE, FAILED, WAITING = "judged", "uncited", "no_source", "failed", "unasked"
+NO_TEXT = "no context, document or page has this id"
+# Separates the keys of several sources, because no id contains it
+AND = "\x1f"
+NOTHING = BoundedValue(None, None, None)
+UNKNOWN = BoundedValue(None, 0.0, 1.0)
+
+_SOURCE = pa.struct([(name, pa.string()) for name in ("source", "key", "text")])
+CITING = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        (
+            "sentences",
+            pa.list_(pa.struct([("number", pa.int64()), ("text", pa.string()), ("sources", pa.list_(_SOURCE))])),
+        ),
+    ]
+)
+_CITATION = pa.struct(
+    [
+        ("sentence_number", pa.int64()),
+        ("sentence", pa.string()),
+        ("citation", pa.int64()),
+        *((name, pa.string()) for name in ("source", "support", "status", "reason")),
+    ]
+)
+CONCLUDED = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("measures", pa.list_(MEASURE)),
+        ("citations", pa.list_(_CITATION)),
+        *((name, pa.int64()) for name in ("covered", "uncovered", "unjudged", "lost")),
+        ("known", pa.bool_()),
+    ]
+)
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class JudgedSentence:
+    """A sentence for measures: the support of each cited source, and of all its sources together, None if unjudged.
+
+    `is_whole`: False if a source has no text, so that `together` is the support of the others.
+    """
+
+    citations: tuple[str | None, ...] = ()
+    together: str | None = None
+    is_whole: bool = True
+
+    def credit(self) -> BoundedValue:
+        """Return the credit of all sources together. A missing source can add support, but not to full support."""
+        if not self.citations:
+            return BoundedValue(0.0, 0.0, 0.0)
+        known = _credit(self.together)
+        if self.is_whole or known.low == 1:
+            return known
+        return BoundedValue(None, known.low, 1.0)
+
+
+def _credit(support: str | None) -> BoundedValue:
+    return UNKNOWN if support is None else BoundedValue(*[WEIGHTS[support]] * 3)
+
+
+def mean_credit(credits: Sequence[BoundedValue], count: int | None = None) -> BoundedValue:
+    """Return the sum of the credits divided by `count`, by default their number. It is undefined for a count of 0.
+
+    In the value, an unjudged credit counts as the mean of the judged credits.
+
+    >>> mean_credit([BoundedValue(1.0, 1.0, 1.0), UNKNOWN], 4)
+    BoundedValue(value=0.5, low=0.25, high=0.5)
+    """
+    count = len(credits) if count is None else count
+    if not count:
+        return NOTHING
+    low, high = (
+        fsum(ends) / count for ends in (_filled(one.low for one in credits), _filled(one.high for one in credits))
+    )
+    known = [one.value for one in credits if one.value is not None]
+    value = fsum(known) / len(known) * len(credits) / count if known else None if credits else 0.0
+    return BoundedValue(None if value is None else min(high, max(low, value)), low, high)
+
+
+def _filled(ends: Iterable[float | None]) -> list[float]:
+    return [end or 0.0 for end in ends]
+
+
+def harmonic_mean(precision: BoundedValue, recall: BoundedValue) -> BoundedValue:
+    """Return F1, which is 0 without citations, and undefined without sentences.
+
+    >>> harmonic_mean(BoundedValue(1.0, 0.5, 1.0), BoundedValue(0.5, 0.5, 0.5))
+    BoundedValue(value=0.6666666666666666, low=0.5, high=0.6666666666666666)
+    """
+    if recall.high is None:
+        return NOTHING
+    if precision.high is None:
+        return BoundedValue(0.0, 0.0, 0.0)
+    return BoundedValue(*(_f1(*pair) for pair in zip(_ends(precision), _ends(recall), strict=True)))
+
+
+def _ends(one: BoundedValue) -> tuple[float | None, ...]:
+    return one.value, one.low, one.high
+
+
+def _f1(precision: float | None, recall: float | None) -> float | None:
+    if precision is None or recall is None:
+        return None
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+
+def measures_of(
+    sentences: Sequence[JudgedSentence], cited: Iterable[str] = (), reference: Sequence[str] | None = None
+) -> dict[str, BoundedValue]:
+    """Return the measures of a response by name.
+
+    Thakur et al. 2025 define weighted precision as the mean credit over citations, and weighted recall as the mean
+    credit over sentences. `first_precision` and `first_recall` use only the first citation of each sentence. Du et al.
+    2025 define citation accuracy as the share of citations with full or partial support. Effective citations are their
+    number. `cited` and `reference` are the ids of the cited sources and of the reference sources.
+
+    >>> found = measures_of([JudgedSentence(("full", "none"), "full"), JudgedSentence()])
+    >>> found["weighted_precision"].value, found["weighted_recall"].value, found["effective_citations"].value
+    (0.5, 0.5, 1.0)
+    """
+    credits = [_credit(support) for one in sentences for support in one.citations]
+    first = [_credit(one.citations[0]) for one in sentences if one.citations]
+    supported = [BoundedValue(*(None if end is None else float(end > 0) for end in _ends(one))) for one in credits]
+    precision = mean_credit(credits)
+    recall = mean_credit([one.credit() for one in sentences if one.citations], len(sentences))
+    share = len(first) / len(sentences) if sentences else None
+    judged = float(sum(one.value is not None for one in credits))
+    return {
+        PRECISION: precision,
+        RECALL: recall,
+        F1: harmonic_mean(precision, recall),
+        FIRST_PRECISION: mean_credit(first),
+        FIRST_RECALL: mean_credit(first, len(sentences)),
+        ACCURACY: mean_credit(supported),
+        EFFECTIVE: _sum(supported),
+        JUDGED_CITATIONS: BoundedValue(judged, judged, float(len(credits))),
+        CITED: BoundedValue(share, share, share),
+        SOURCE_RECALL: _recall_of(set(map(source_key, cited)), reference),
+        SENTENCES: _count(len(sentences)),
+        CITATIONS: _count(len(credits)),
+    }
+
+
+def _sum(supported: Sequence[BoundedValue]) -> BoundedValue:
+    low, high = (fsum(_filled(ends)) for ends in ((one.low for one in supported), (one.high for one in supported)))
+    is_known = not supported or any(one.value is not None for one in supported)
+    return BoundedValue(low if is_known else None, low, high)
+
+
+def _count(number: int) -> BoundedValue:
+    return BoundedValue(*[float(number)] * 3)
+
+
+def _recall_of(cited: set[str], reference: Sequence[str] | None) -> BoundedValue:
+    wanted = set(map(source_key, reference or ()))
+    return BoundedValue(*[len(wanted & cited) / len(wanted)] * 3) if wanted else NOTHING
+
+
+def cite_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield columns of `CITING`, a row per sample: its sentences with the sources that they cite.
+
+    The columns of `batches` are sample_id, response, contexts list<struct<id, text>> and citations list<struct<start,
+    end, sources>>. The text of a source is the text of the context with its id, and otherwise null.
+    """
+    for batch in batches:
+        yield from in_batches(map(_citing, batch.to_pylist()), CITING)
+
+
+def _citing(row: Row) -> dict[str, Any]:
+    contexts = row["contexts"] or ()
+    texts = {source_key(one["id"]): one["text"] for one in contexts if one["text"].strip()}
+    found = cited_sentences(row["response"] or "", row["citations"], [one["id"] for one in contexts])
+    return {
+        "sample_id": row["sample_id"],
+        "sentences": [
+            {
+                "number": number,
+                "text": one.text,
+                "sources": [
+                    {"source": source, "key": key, "text": texts.get(key)}
+                    for key, source in {source_key(name): name for name in one.sources}.items()
+                ],
+            }
+            for number, one in enumerate(found, start=1)
+        ],
+    }
+
+
+PAGES = pa.schema([("key", pa.string()), ("number", pa.int64()), ("text", pa.string())])
+
+
+def key_pages(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield columns of `PAGES`, a row per id and URL of a text, from document_id, url, number and text."""
+    for batch in batches:
+        rows = ((row, {row["document_id"], row["url"]} - {None, ""}) for row in batch.to_pylist() if row["text"])
+        found = ({**row, "key": source_key(name)} for row, names in rows for name in sorted(names))
+        yield from in_batches(({name: row[name] for name in PAGES.names} for row in found), PAGES)
+
+
+def conclude_batches(batches: Iterable[pa.RecordBatch], score: str) -> Iterator[pa.RecordBatch]:
+    """Yield columns of `CONCLUDED`, a row per sample.
+
+    The columns of `batches` are sample_id, sentences list<struct<number, text, sources list<struct<source, key,
+    has_text>>>>, judged list<struct<group, number, verdict, reason, error_type>> and reference_sources list<string>. A
+    group consists of the keys of its sources, joined by `AND`. `known` is true if the score has a value. `lost` counts
+    verdicts of failed requests.
+    """
+    for batch in batches:
+        yield from in_batches((_concluded(row, score) for row in batch.to_pylist()), CONCLUDED)
+
+
+def _concluded(row: Row, score: str) -> dict[str, Any]:
+    judged = {(one["group"], one["number"]): one for one in row["judged"] or ()}
+    rows, sentences = [], []
+    for one in row["sentences"] or ():
+        own = [_citation(one, place, [source], judged) for place, source in enumerate(one["sources"], start=1)]
+        whole = _citation(one, 0, one["sources"], judged)
+        rows += [whole, *own]
+        is_whole = all(source["has_text"] for source in one["sources"])
+        sentences.append(JudgedSentence(tuple(each["support"] for each in own), whole["support"], is_whole))
+    cited = [source["source"] for one in row["sentences"] or () for source in one["sources"]]
+    without = sum(each["status"] == NO_SOURCE for each in rows if each["citation"])
+    measures = {**measures_of(sentences, cited, row["reference_sources"]), WITHOUT_TEXT: _count(without)}
+    credits = [one.credit() for one in sentences]
+    return {
+        "sample_id": row["sample_id"],
+        "measures": measure_list(measures),
+        "citations": rows,
+        "covered": sum(one.value == 1 for one in credits),
+        "uncovered": sum(one.value is not None and one.value < 1 for one in credits),
+        "unjudged": sum(each["support"] is None and each["status"] != UNCITED for each in rows),
+        "lost": sum(each["status"] == FAILED for each in rows),
+        "known": measures[score].value is not None,
+    }
+
+
+def _citation(
+    sentence: Row, place: int, sources: Sequence[Row], judged: Mapping[tuple[str, int], Row]
+) -> dict[str, Any]:
+    """Return a row of the table `citations`: of one source, or with place 0 of all sources of a sentence together."""
+    known = [source["key"] for source in sources if source["has_text"]]
+    verdict = judged.get((AND.join(known), sentence["number"]), {})
+    support = verdict.get("verdict")
+    lost = WAITING if verdict.get("error_type") == UNASKED else FAILED
+    status = (JUDGED if support else lost) if known else NO_SOURCE if sources else UNCITED
+    return {
+        "sentence_number": sentence["number"],
+        "sentence": sentence["text"],
+        "citation": place,
+        "source": sources[0]["source"] if place else None,
+        "support": support,
+        "status": status,
+        "reason": NO_TEXT if status == NO_SOURCE else verdict.get("reason"),
+    }
