@@ -11,11 +11,11 @@ from untold.jobs.cli import arguments, values
 from untold.jobs.cli.arguments import JSON, Command, Option, Options, flag, options_of, settings_options
 from untold.jobs.cli.values import OneOf, claim_formats, count, known_formats, names, studied, study_formats
 from untold.jobs.inputs.options import DrawOptions, ReadOptions
-from untold.udfs.statistics.tiers import read_subset
 
 if TYPE_CHECKING:
     from untold.jobs.meta_evaluate import Sheet, StudyEndpoint
     from untold.jobs.settings.loading import Resolved
+    from untold.udfs.statistics.item_agreement import Subset
 
 
 def print_study(options: Options, report: str, table: str = "meta_evaluation") -> None:
@@ -25,6 +25,13 @@ def print_study(options: Options, report: str, table: str = "meta_evaluation") -
 
     rows = open_run(options.output).table(table).to_pylist() if options.json and report else []
     arguments.print_result(options, rows, lambda page: report_lines(report, page))
+
+
+def _subset(text: str) -> Subset:
+    """Return the subset that a text names. NumPy is only imported for this option."""
+    from untold.udfs.statistics.item_agreement import read_subset
+
+    return read_subset(text)
 
 
 def _named_folder(text: str) -> tuple[str, str]:
@@ -222,7 +229,7 @@ COMMANDS: dict[str, click.Command] = {
             flag("--cluster", "intervals and tests resample all answers to a question together"),
             Option("--covered", "LABEL,...", _COVERED, read=names),
             Option("--format", "NAME", "a data set of items or claims", names=study_formats, read=OneOf(study_formats)),
-            Option("--subset", "KIND:N", "coverage: only N references, standard or challenging", read=read_subset),
+            Option("--subset", "KIND:N", "coverage: only N references, standard or challenging", read=_subset),
             arguments.CONFLICTBANK_OPTION,
             *arguments.READ_OPTIONS,
             *options_of(DrawOptions, "random"),

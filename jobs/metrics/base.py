@@ -22,7 +22,7 @@ from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.fields import Section
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.templates import explain_profile
-from untold.udfs.facts.statement_weights import Weighting
+from untold.udfs.facts.importance_measures import Weighting
 from untold.udfs.stages.definitions import Figures
 
 Tables = Mapping[str, DataFrame]

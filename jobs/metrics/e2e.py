@@ -23,8 +23,8 @@ from untold.jobs.metrics.graphs import SIDES as SIDES_OF
 from untold.jobs.metrics.settings import E2eSettings
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
+from untold.udfs.facts.importance_measures import Weighting
 from untold.udfs.facts.nodes import SIDES, find_sides
-from untold.udfs.facts.statement_weights import Weighting
 
 NAME = "e2e"
 STAGE = "evaluate_coverage"

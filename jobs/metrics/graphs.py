@@ -19,8 +19,8 @@ from untold.jobs.metrics.base import Bounds, StageCalls, Tables, measure_rows, s
 from untold.jobs.metrics.settings import NliSettings, QaSettings
 from untold.jobs.metrics.summaries import MARK, is_ready
 from untold.jobs.settings.model import Settings
+from untold.udfs.facts.importance_measures import Weighting
 from untold.udfs.facts.nodes import ANSWER_FORM
-from untold.udfs.facts.statement_weights import Weighting
 
 MEASURES: Bounds = {NUMBER: (None, None), COVERAGE: (0.0, 1.0), ONE_SIDED: (0.0, 1.0)}
 SIDES = ("first", "second")

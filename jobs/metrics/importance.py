@@ -73,10 +73,10 @@ from untold.udfs.facts.importance_measures import (
     RATES,
     RECALL,
     WEIGHTED,
+    Weighting,
     conclude_batches,
     names_of_measures,
 )
-from untold.udfs.facts.statement_weights import Weighting
 from untold.udfs.samples.conversion import EITHER
 
 EXTRACT_CLAIMS, CHECK = "extract_claims", "check_coverage"

@@ -33,7 +33,7 @@ from untold.jobs.run.session import is_connect, spark_schema
 from untold.jobs.settings.model import LlmSettings, Settings, backend_for
 from untold.jobs.settings.sections import BudgetSettings
 from untold.jobs.tables import RESULT_TABLES
-from untold.udfs.facts.statement_weights import WEIGHED, weigh_batches
+from untold.udfs.facts.importance_measures import WEIGHED, weigh_batches
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.catalog import Catalog
 from untold.udfs.stages import LOOKUPS

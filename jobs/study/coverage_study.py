@@ -48,7 +48,7 @@ from untold.udfs.retrieval.embedding import find_model
 from untold.udfs.retrieval.local_models import LocalModelFileError, ModelFiles
 from untold.udfs.samples.items import items_of_json
 from untold.udfs.samples.labelled import baseline_batches, baseline_names, baseline_schema
-from untold.udfs.statistics.tiers import all_tiers, quotas_of, shortages, tier_of
+from untold.udfs.statistics.item_agreement import all_tiers, quotas_of, shortages, tier_of
 
 # The columns of a sample besides its items
 NEEDS = ("query", "response")

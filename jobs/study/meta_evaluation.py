@@ -23,7 +23,7 @@ from untold.jobs.settings.templates import stages_that_differ, template_of
 from untold.jobs.study.judgements import Judgements, MetaEvaluationError, Owner, Row, Source, read_judgements
 from untold.jobs.study.rendering import number
 from untold.udfs.llm.usage import shown_tokens
-from untold.udfs.statistics.tiers import Subset
+from untold.udfs.statistics.item_agreement import Subset
 
 RUNS = "runs"
 CLAIMS, COVERAGE, NUGGETS, RUBRICS = "claims", "coverage", "nuggets", "rubrics"

@@ -26,7 +26,7 @@ from untold.jobs.settings.model import Settings
 from untold.jobs.tables import CANDIDATES, CLAIMS, FALSE_NEGATIVES, STATEMENTS, SUBSET, TIERS
 from untold.udfs.samples.data_sets import read_answers
 from untold.udfs.samples.file_records import Unit
-from untold.udfs.statistics.tiers import Subset, largest_remainder
+from untold.udfs.statistics.item_agreement import Subset, largest_remainder
 
 pytestmark = pytest.mark.gate
 

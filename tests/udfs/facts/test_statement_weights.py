@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.udfs.facts.statement_weights import (
+from untold.udfs.facts.importance_measures import (
     CHANGE,
     SOURCE_WEIGHTED,
     WITHOUT,

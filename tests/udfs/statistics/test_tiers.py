@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.udfs.statistics.tiers import (
+from untold.udfs.statistics.item_agreement import (
     Subset,
     all_tiers,
     largest_remainder,
