@@ -309,7 +309,9 @@ def _ragchecker_results(run: RunTables) -> Iterator[Row]:
             retrieved = None if None in cells else cells
             given = ([row["text"] for row in rows], _labels(relations[side]), retrieved)
             result |= dict(zip(FIELDS[side], given if known[side] else (None, None, None), strict=True))
-        yield {**result, "metrics": {name: measures[name] or 0.0 for name in PUBLISHED if known[RESPONSE]}}
+        # Without a ground truth, undefined measures are left out instead of 0
+        shown = [name for name in PUBLISHED if known[RESPONSE] and (known[TRUTH] or measures[name] is not None)]
+        yield {**result, "metrics": {name: measures[name] or 0.0 for name in shown}}
 
 
 def _labels(relations: Iterable[str | None]) -> list[str] | None:

@@ -28,6 +28,8 @@ EXTRACT, CHECK = STAGES = ("extract_claims", "check_claims")
 TABLES = ("statements", "scores", "measures", "claims", "contexts_used", "failures")
 # A claim takes two words at least, so that no text has more claims than half its words
 WORDS_OF_A_CLAIM = 2
+# Without a ground truth, only faithfulness and its parts are defined
+READS = ("ground_truth", "claim_checks")
 # Of a sample of which nothing is known: rates may be anything, and counts have no upper end
 UNKNOWN: Mapping[str, tuple[float | None, float | None]] = {
     name: (None, None) if name in (rag_measures.CLAIMS, rag_measures.TRUTH_CLAIMS) else (0.0, 1.0)
@@ -70,10 +72,11 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
 
 
 def _with_checks(samples: DataFrame) -> DataFrame:
-    """sample_id, response, ground_truth, contexts, claim_checks; the last null where no sample brings any."""
-    there = "claim_checks" in samples.columns
-    checks = F.col("claim_checks") if there else F.lit(None).cast(OPTIONAL_TYPES["claim_checks"])
-    return samples.select("sample_id", "response", "ground_truth", "contexts", checks.alias("claim_checks"))
+    """Return sample_id, response, contexts, and the columns of `READS`, null if the input lacks them."""
+    optional = [
+        F.col(name) if name in samples.columns else F.lit(None).cast(OPTIONAL_TYPES[name]).alias(name) for name in READS
+    ]
+    return samples.select("sample_id", "response", "contexts", *optional)
 
 
 def _texts(brought: DataFrame) -> DataFrame:
@@ -173,8 +176,7 @@ METRIC = base.Metric(
     sections={NAME: RagSettings},
     settings=(NAME,),
     tables=TABLES,
-    needs=("query", "response", "contexts", "ground_truth"),
-    reads=("ground_truth", "claim_checks"),
+    reads=READS,
     unknown=UNKNOWN,
     undefined_zero=rag_measures.PUBLISHED,
     view=RagView,
