@@ -488,7 +488,8 @@ def send(run: RunTables, to: str, url: str | None = None, rate: float = CALLS_PE
     address = (url or tracker.address(os.environ)).rstrip("/")
     if not address.startswith(("http://", "https://")):
         raise UserError(f"{plain_url(address)} is not an address of HTTP. Set --url or {tracker.addresses[0]}")
-    calls = send_scores(to, tracked_scores(run), TrackerClient(address, tracker.headers(os.environ), rate))
+    client = TrackerClient(address, tracker.headers(os.environ), rate, tracker.keys)
+    calls = send_scores(to, tracked_scores(run), client)
     return f"sent to {to} at {plain_url(address)} with {amount(calls, 'call', 'calls')}"
 
 
