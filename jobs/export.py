@@ -309,7 +309,9 @@ def _ragchecker_results(run: RunTables) -> Iterator[Row]:
             retrieved = None if None in cells else cells
             given = ([row["text"] for row in rows], _labels(relations[side]), retrieved)
             result |= dict(zip(FIELDS[side], given if known[side] else (None, None, None), strict=True))
-        yield {**result, "metrics": {name: measures[name] or 0.0 for name in PUBLISHED if known[RESPONSE]}}
+        # Without a ground truth, undefined measures are left out instead of 0
+        shown = [name for name in PUBLISHED if known[RESPONSE] and (known[TRUTH] or measures[name] is not None)]
+        yield {**result, "metrics": {name: measures[name] or 0.0 for name in shown}}
 
 
 def _labels(relations: Iterable[str | None]) -> list[str] | None:
@@ -486,7 +488,8 @@ def send(run: RunTables, to: str, url: str | None = None, rate: float = CALLS_PE
     address = (url or tracker.address(os.environ)).rstrip("/")
     if not address.startswith(("http://", "https://")):
         raise UserError(f"{plain_url(address)} is not an address of HTTP. Set --url or {tracker.addresses[0]}")
-    calls = send_scores(to, tracked_scores(run), TrackerClient(address, tracker.headers(os.environ), rate))
+    client = TrackerClient(address, tracker.headers(os.environ), rate, tracker.keys)
+    calls = send_scores(to, tracked_scores(run), client)
     return f"sent to {to} at {plain_url(address)} with {amount(calls, 'call', 'calls')}"
 
 

@@ -25,6 +25,7 @@ from untold.jobs.summary.score_counts import count_distinct
 from untold.jobs.tables import BETA_SWEEP, RECALL_CURVE
 from untold.udfs.errors import UserError, shorten
 from untold.udfs.facts.aspect_coverage import COVERAGE, FACT, icat_score
+from untold.udfs.facts.importance_measures import CLAIMS, f1_at_claims, median_of_claims, recall_at_claims
 from untold.udfs.statistics.intervals import bca_interval
 from untold.udfs.storage import StoragePath
 
@@ -33,6 +34,9 @@ BETAS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 CURVE_METRIC, CURVE_TABLE = "importance", "recall_curve"
 # The metric with contexts, and the ranking of its curve
 RAG, OF_CONTEXTS = "rag", "contexts"
+# The metrics with verdicts on claims, the first one first, and the rankings of R@K and F1@K
+CLAIM_METRICS = (CURVE_METRIC, RAG, METRIC)
+OF_CLAIMS = (CLAIMS_RECALL, CLAIMS_F1) = ("claims", "claims_f1")
 # The rankings in the order of the panels, by the name of a measure at k. Claim recall is the recall of contexts.
 RANKINGS = {
     "recall": "combined",
@@ -41,6 +45,8 @@ RANKINGS = {
     "claim_recall": OF_CONTEXTS,
 }
 _AT_K = re.compile(rf"({'|'.join(RANKINGS)})@(\d+)")
+OF_FACTS = [name for name in RANKINGS.values() if name != OF_CONTEXTS]
+PANELS = (*RANKINGS.values(), *OF_CLAIMS)
 # One line per colour: the picture shows the first systems, and the table shows all
 COLOURS = (*(f"C{number}" for number in range(10)), "black", "gold")
 MOST_LINES = len(COLOURS)
@@ -68,6 +74,13 @@ _RECALLS = f"""select system, measure, value from measures join scores using (sa
         join scores using (sample_id)
     where metric = '{RAG}' and claims > 0
     group by sample_id, system, k, claims having count(*) = count(new_claims)"""
+# A sample whose claims lack a verdict is left out
+_VERDICTS = f"""select system, metric, found.value as claims, coalesce(judged.supported, 0) as supported
+    from measures as found join scores using (sample_id, metric)
+        left join (select sample_id, metric, count(verdict) as verdicts,
+                (count(*) filter (verdict = 'supported'))::double as supported
+            from claims group by sample_id, metric) as judged using (sample_id, metric)
+    where metric in {CLAIM_METRICS} and found.measure = '{CLAIMS}' and found.value = coalesce(judged.verdicts, 0)"""
 
 
 class UnmeasuredError(UserError):
@@ -85,10 +98,14 @@ class SweepRequest:
 
 @dataclass(frozen=True)
 class CurveRequest:
-    """A curve: the output of a run with the metric importance or rag."""
+    """A curve: the output of a run with the metric importance, rag or icat.
+
+    `ks` are the values of K of R@K and F1@K of claims, by default the median number of claims of a response.
+    """
 
     output: str
     seed: int = 0
+    ks: tuple[int, ...] = ()
 
 
 def sweep(request: SweepRequest) -> list[dict[str, Any]]:
@@ -114,9 +131,9 @@ def curve(request: CurveRequest) -> list[dict[str, Any]]:
     """Write the table `recall_curve` and two pictures into the output of a run, and return the rows of the table.
 
     The rows of all samples (system null) come first, and then the rows of each system by name. Each has the rankings
-    combined, relevance, salience and contexts with ascending k. Means and intervals include only samples with a defined
-    recall (methods, sections 12 and 16). Raises UnmeasuredError for a run without the metrics, and UnreadableRunError
-    for a folder without a run that has ended.
+    combined, relevance, salience, contexts, claims (R@K) and claims_f1 (F1@K) with ascending k. Means and intervals
+    include only samples with a defined value (methods, sections 12 and 16). Raises UnmeasuredError for a run without
+    the metrics, and UnreadableRunError for a folder without a run that has ended.
     """
     run = open_run(request.output)
     values: dict[Point, Counter[float]] = defaultdict(Counter)
@@ -124,11 +141,30 @@ def curve(request: CurveRequest) -> list[dict[str, Any]]:
         name, _, k = row["measure"].partition("@")
         for system in {None, row["system"]}:
             values[system, RANKINGS[name], int(k)][row["value"]] += row["count"]
+    _add_claims(values, run, request.ks)
     scored = {row["metric"] for row in run.manifest.get("summary", ())}
     _check_measured(values, run, RAG if RAG in scored and CURVE_METRIC not in scored else CURVE_METRIC)
     rows = list(_curve_rows(values, request.seed))
     _write(request.output, CURVE_TABLE, rows, RECALL_CURVE, draw_curve)
     return rows
+
+
+def _add_claims(values: dict[Point, Counter[float]], run: RunTables, ks: Sequence[int]) -> None:
+    """Add R@K and F1@K of the claims of the first of `CLAIM_METRICS` that has verdicts."""
+    rows = list(_count(run, CURVE_METRIC, "system, metric", ["claims", "supported"], _VERDICTS))
+    metric = next(
+        (name for name in CLAIM_METRICS if any(row["metric"] == name and row["claims"] for row in rows)), None
+    )
+    own = [row for row in rows if row["metric"] == metric]
+    sizes: Counter[int] = Counter()
+    for row in own:
+        sizes[int(row["claims"])] += row["count"]
+    for k in sorted(set(ks)) or ([median_of_claims(sizes)] if own else []):
+        for row in own:
+            claims, supported = int(row["claims"]), int(row["supported"])
+            for system in {None, row["system"]}:
+                values[system, CLAIMS_RECALL, k][recall_at_claims(supported, k)] += row["count"]
+                values[system, CLAIMS_F1, k][f1_at_claims(supported, claims, k)] += row["count"]
 
 
 def _count(run: RunTables, metric: str, keys: str, values: Sequence[str], query: str) -> Iterator[dict[str, Any]]:
@@ -139,7 +175,7 @@ def _count(run: RunTables, metric: str, keys: str, values: Sequence[str], query:
     for name in ("measures", "scores"):
         if name not in run.tables:
             raise UnmeasuredError(f"{run.directory} has no table {name}. Score it with --metric {metric} first")
-    database = connect_tables([run], ("measures", "scores", "contexts_used"))
+    database = connect_tables([run], ("measures", "scores", "contexts_used", "claims"))
     for batch in count_distinct(database, "measures", keys, values, query).to_batches(max_chunksize=10_000):
         yield from batch.to_pylist()
 
@@ -167,11 +203,10 @@ def sweep_rows(system: str | None, pairs: Pairs, betas: Iterable[float], seed: i
 
 def _curve_rows(values: Mapping[Point, Counter[float]], seed: int) -> Iterator[dict[str, Any]]:
     """Yield the rows of a curve in the order of the table: means with their BCa intervals."""
-    panels = list(RANKINGS.values())
 
     def place(point: Point) -> tuple[bool, str, int, int]:
         system, ranking, k = point
-        return system is not None, system or "", panels.index(ranking), k
+        return system is not None, system or "", PANELS.index(ranking), k
 
     for point in sorted(values, key=place):
         interval = bca_interval(list(values[point]), list(values[point].values()), seed=seed)
@@ -216,14 +251,15 @@ def draw_curve(rows: Rows, form: str) -> bytes:
     def draw() -> Figure:
         figure = new_figure(12, 4.5)
         shown = {row["ranking"] for row in rows}
-        of_facts = [name for name in RANKINGS.values() if name != OF_CONTEXTS] if shown - {OF_CONTEXTS} else []
-        rankings = [*of_facts, *({OF_CONTEXTS} & shown)]
+        of_facts = [] if shown.isdisjoint(OF_FACTS) else OF_FACTS
+        rankings = [*of_facts, *(name for name in (OF_CONTEXTS, *OF_CLAIMS) if name in shown)]
         panels = {ranking: [row for row in rows if row["ranking"] == ranking] for ranking in rankings}
         _draw_lines(figure, panels, rows, "k", {"xlabel": "k"})
         for axes in figure.axes:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.axes[0].set_ylabel("recall at k (mean, 95 % interval)")
-        what = "Recall of the k most important facts" if of_facts else "Claim recall of the first k contexts"
+        of_others = "Claim recall of the first k contexts" if OF_CONTEXTS in shown else "Supported claims at k"
+        what = "Recall of the k most important facts" if of_facts else of_others
         figure.suptitle(_titled(what, rows))
         return figure
 

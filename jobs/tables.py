@@ -425,11 +425,11 @@ ESTIMATES = pa.schema(
         ("p_adjusted", pa.float64()),  # after Benjamini and Hochberg, over the differences of a metric
     ]
 )
-# Recall of the first k facts of a ranking, or claim recall of the first k contexts, over all samples or one system
+# Recall of k facts of a ranking, claim recall of k contexts, or F1@K of claims, over all samples or one system
 RECALL_CURVE = pa.schema(
     [
         ("system", pa.string()),  # null for all
-        ("ranking", pa.string()),  # combined, relevance or salience; for rag contexts
+        ("ranking", pa.string()),  # combined, relevance, salience; contexts; claims (R@K), claims_f1 (F1@K)
         ("k", pa.int64()),
         ("mean", pa.float64()),
         ("ci_low", pa.float64()),

@@ -14,7 +14,7 @@ function openSample(sample, metric, around = null) {
     ...(judged.failures || []).map(([stage, kind, error]) => make("p", { class: "problem" }, `Failed: ${stage ?? ""}, ${kind ?? ""}`, error ? ": " : "", isolated(error ?? ""))),
     make("div", { class: "columns" },
       make("div", {}, responseOf(sample, judged), contextsOf(sample)),
-      make("div", {}, statementsOf(sample, judged), measuresOf(judged))),
+      make("div", {}, statementsOf(sample, metric, judged), measuresOf(judged))),
     conflictsOf(judged),
     claimsOf(sample, judged),
     graphPart(sample, judged),
@@ -122,29 +122,31 @@ function citationsOf(judged) {
   return make("section", {}, make("h3", {}, `${cited} of ${sentences.length} sentences with a citation`), longList(sentences, line, "statements"));
 }
 
-function statementsOf(sample, judged) {
+function statementsOf(sample, metric, judged) {
   if (judged.criteria) return criteriaOf(judged);
   if (judged.citations) return citationsOf(judged);
   const all = (judged.statements || []).map((one, place) => ({ one, number: place + 1 }));
   const wanted = all.filter(({ one }) => one.kept !== false), rest = all.length - wanted.length;
+  const corrections = correctionPart(sample, metric);
   const groups = ["missing", "unjudged", "covered"].map((kind) => [kind, wanted.filter(({ one }) => kindOf(one) === kind)]);
   const parts = groups.filter(([kind, own]) => own.length || kind !== "unjudged").flatMap(([kind, own]) => {
     const basis = own.filter(({ one }) => one.basis).length;
     const note = basis ? make("p", { class: "note" }, `Adding the ${plural(basis, "statement")} marked basis would complete the answer.`) : null;
     const title = { missing: "Missing", unjudged: "Not judged", covered: "Covered" }[kind];
-    return [make("h3", {}, `${title}: ${count(own.length)}`), note, longList(own, ({ one, number }) => statementOf(sample, judged, one, number), "statements")];
+    return [make("h3", {}, `${title}: ${count(own.length)}`), note, longList(own, ({ one, number }) => statementOf(sample, metric, one, number, corrections.refresh), "statements")];
   });
   if (!all.length) return make("p", { class: "empty" }, "There are no statements.");
-  return make("section", {}, parts, rest ? make("p", { class: "note" }, `${plural(rest, "statement")} more that an answer need not give.`) : null);
+  return make("section", {}, parts, corrections.node, rest ? make("p", { class: "note" }, `${plural(rest, "statement")} more that an answer need not give.`) : null);
 }
 
-function statementOf(sample, judged, one, number) {
+function statementOf(sample, metric, one, number, changed) {
+  const judged = sample.metrics[metric], box = correctionBox(sample, metric, one, number, changed);
   const kind = kindOf(one), says = { covered: "covered", missing: "missing", unjudged: "not judged" }[kind];
   const weight = one.weight === undefined ? [] : [badge(`weight ${decimal(one.weight, 2)}`)];
   const head = [make("span", { class: "sign", role: "img", "aria-label": says }, SIGNS[kind]), make("span", { class: "number" }, `${number}`), make("span", { class: "words" }, shown(one.text), " ", one.basis ? badge("basis", "basis") : null, weight)];
   const below = belowOf(sample, judged, one);
-  if (!below) return make("li", { class: kind }, make("div", { class: "flat" }, head));
-  return make("li", { class: kind }, later(head, below));
+  if (!below) return make("li", { class: `${kind} boxed` }, box, make("div", { class: "flat" }, head));
+  return make("li", { class: `${kind} boxed` }, box, later(head, below));
 }
 
 // What is below a statement: contexts with the stating sentence marked, other wordings, covering claims, ratings.
@@ -152,10 +154,11 @@ function belowOf(sample, judged, one) {
   const sources = one.sources || [], members = one.members || [];
   const claims = (judged.claims || []).filter((claim) => (one.claims || []).includes(claim.id));
   const ratings = ["relevance", "salience", "rank", "source_weight", "anchor", "found_by", "arecall", "erecall", "holistic"].filter((name) => one[name] !== undefined);
-  if (!sources.length && !members.length && !claims.length && !ratings.length) return null;
+  if (!sources.length && !members.length && !claims.length && !ratings.length && one.reason === undefined) return null;
   return () => make("div", { class: "below" },
     longList(sources, (id) => sourceOf(sample, id, wordsFor(one)), "plain"),
     members.length ? make("p", {}, "Also worded: ", members.map((text, place) => [place ? "; " : "", shown(text)])) : null,
+    one.reason === undefined ? null : make("p", {}, "Reason of the judge: ", shown(one.reason)),
     claims.map((claim) => make("p", {}, "Covered by: ", shown(claim.text))),
     ratings.length ? make("ul", { class: "facts" }, ratings.map((name) => make("li", {}, `${name.replaceAll("_", " ")} `, isolated(String(one[name]))))) : null);
 }

@@ -8,13 +8,13 @@ async function readData() {
 }
 
 // Statements stand in the data as columns, for they pack better so (jobs/report/sources.py).
-function unfold(columns, contexts) {
+function unfold(columns, contexts, start) {
   const sum = (steps) => { let at = 0; return steps.map((step) => (at += step)); };
-  const texts = sum(columns.text), points = columns.point ? sum(columns.point) : texts;
+  const texts = sum(columns.text), numbers = sum(columns.number), points = columns.point ? sum(columns.point) : texts;
   return texts.map((text, place) => {
     const sign = columns.is[place], more = columns.more ? columns.more[place] : {};
     const sources = (more.sources || []).map((one) => (typeof one === "number" ? contexts[one][0] : one));
-    return { ...more, sources, text, point: points[place], covered: sign === "?" ? null : sign === "1", basis: sign === "b" };
+    return { id: `${start}${numbers[place]}`, ...more, sources, text, point: points[place], covered: sign === "?" ? null : sign === "1", basis: sign === "b" };
   });
 }
 
@@ -22,8 +22,8 @@ function fill(data) {
   DATA = data;
   for (const sample of data.samples) {
     sample.contexts = data.contexts[sample.contexts] || [];
-    for (const judged of Object.values(sample.metrics)) {
-      if (judged.statements) judged.statements = unfold(judged.statements, sample.contexts);
+    for (const [metric, judged] of Object.entries(sample.metrics)) {
+      if (judged.statements) judged.statements = unfold(judged.statements, sample.contexts, `${sample.id}:${metric}:`);
     }
   }
   byId("answers-table").replaceChildren(answersTable(data.samples));

@@ -23,7 +23,7 @@ from untold.jobs.cli.arguments import (
     settings_options,
 )
 from untold.jobs.cli.meta_evaluation import print_study
-from untold.jobs.cli.values import CONTEXTS_APART, OneOf, known_formats, question_formats, weights, width
+from untold.jobs.cli.values import CONTEXTS_APART, OneOf, counts, known_formats, question_formats, weights, width
 from untold.jobs.inputs.options import (
     CompareOptions,
     EstimateOptions,
@@ -235,7 +235,7 @@ def _curve(options: Options) -> int:
     """Compute recall at k of an output, as a table and a plot."""
     from untold.jobs.sweep import CurveRequest, curve, show_curve
 
-    return _over_measures(options, CurveRequest, curve, show_curve)
+    return _over_measures(options, partial(CurveRequest, ks=options.k or ()), curve, show_curve)
 
 
 def _over_measures(
@@ -343,10 +343,11 @@ COMMANDS: dict[str, click.Command] = {
         needs={**arguments.SCORES, "study": arguments.PLOTS},
     ),
     "curve": Command(
-        "draw the recall of the most important facts, or the claim recall of contexts, by their number",
+        "draw the recall of facts, the claim recall of contexts, and F1@K of claims, by their number",
         _curve,
         [
-            Argument("run", "RUN", "an output of untold score with the metric importance or rag"),
+            Argument("run", "RUN", "an output of untold score with the metric importance, rag or icat"),
+            Option("--k", "LIST", "K of R@K and F1@K of claims, by comma (the median number of claims)", read=counts),
             JSON,
             *settings_options(),
         ],

@@ -131,6 +131,15 @@ def count(text: str) -> int:
     return int(text)
 
 
+def counts(text: str) -> tuple[int, ...]:
+    """Read a comma-separated list of whole numbers of at least 1.
+
+    >>> counts("16, 64")
+    (16, 64)
+    """
+    return tuple(map(count, names(text)))
+
+
 def whole_number(text: str) -> int:
     """Read an integer."""
     try:

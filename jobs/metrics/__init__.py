@@ -27,6 +27,19 @@ METRICS: Registry[Metric] = Registry(
 JUDGED_METRICS = ("citations", "icat", "importance", "longrecall", "nli", "nuggets", "rag")
 
 
+# The names of other tools, and where their measures are (docs/howto/coming-from.md)
+ALIASES = {
+    "faithfulness": "rag has the measure faithfulness",
+    **dict.fromkeys(("context_recall", "contextual_recall"), "rag has the measure claim_recall"),
+    **dict.fromkeys(("context_precision", "contextual_precision"), "rag has the measure context_precision"),
+    **dict.fromkeys(("factual_correctness", "answer_correctness"), "the score of rag is F1 of claims"),
+    "hallucination": "rag has the measure hallucination",
+    **dict.fromkeys(("answer_relevancy", "response_relevancy"), "write it as a criterion of rubric"),
+    **dict.fromkeys(("nuggetizer", "autonuggetizer"), "nuggets follows nuggetizer"),
+    **dict.fromkeys(("comprehensiveness", "completeness"), "e2e, qa and nli measure it"),
+}
+
+
 class UnknownMetricError(UserError):
     """A name is not the name of a metric."""
 
@@ -36,10 +49,21 @@ def check_metrics(names: str | Sequence[str]) -> tuple[str, ...]:
     given = tuple(dict.fromkeys([names] if isinstance(names, str) else names))
     unknown = [name for name in given if name not in METRICS]
     if unknown or not given:
-        near = did_you_mean(near_misses(unknown[0], list(METRICS)), quote="") if unknown else ""
+        near = _suggestion(unknown[0]) if unknown else ""
         what = f"no metric {', '.join(unknown)}" if unknown else "no metric is named"
         raise UnknownMetricError("; ".join(part for part in (what, f"there are {', '.join(METRICS)}", near) if part))
     return given
+
+
+def _suggestion(name: str) -> str:
+    """Return what a name means in other tools, or the nearest metric.
+
+    >>> _suggestion("Context Recall"), _suggestion("nil")
+    ('context_recall: rag has the measure claim_recall', 'did you mean nli?')
+    """
+    word = name.strip().lower().replace(" ", "_").replace("-", "_")
+    near = next(iter(near_misses(word, ALIASES, cutoff=0.85)), None)
+    return f"{near}: {ALIASES[near]}" if near else did_you_mean(near_misses(name, list(METRICS)), quote="")
 
 
 def stages_of(metrics: Sequence[str], settings: Settings) -> list[str]:

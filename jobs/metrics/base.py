@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 from untold.graph.distributed import Condensed
 from untold.jobs.inference.stage.requests import Requests, failure_rows, has_failed, is_unasked
+from untold.jobs.inputs.samples import OPTIONAL_TYPES
 from untold.jobs.metrics.views import View
 from untold.jobs.retrieval.sources import OUTCOME, stages_of_knowledge
 from untold.jobs.run.session import spark_schema
@@ -309,6 +310,14 @@ def bounded(value: Column, low: Column, high: Column, *, always: bool = False) -
         # The whole range, so that a sample without results cannot narrow the bounds of a mean
         F.when(unknown, low if always else F.lit(0.0)).when(partial, low).otherwise(known).alias("score_low"),
         F.when(unknown, high if always else F.lit(1.0)).when(partial, high).otherwise(known).alias("score_high"),
+    ]
+
+
+def optional_columns(samples: DataFrame, names: Sequence[str]) -> list[Column]:
+    """Return these columns of the samples, null if the input lacks them."""
+    return [
+        (F.col(name) if name in samples.columns else F.lit(None)).cast(OPTIONAL_TYPES[name]).alias(name)
+        for name in names
     ]
 
 

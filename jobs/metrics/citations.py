@@ -15,7 +15,6 @@ from pyspark.sql import functions as F
 from untold.jobs.inputs.checking import head_unit, input_files
 from untold.jobs.inputs.files import AS_THEY_ARE, InputFile, SampleError, listing_of
 from untold.jobs.inputs.reading import read_texts
-from untold.jobs.inputs.samples import OPTIONAL_TYPES
 from untold.jobs.metrics import base
 from untold.jobs.metrics.judging import NumberedList
 from untold.jobs.metrics.settings import CitationsSettings
@@ -107,11 +106,7 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
 
 def _given(samples: DataFrame) -> DataFrame:
     """Return sample_id, response, contexts, citations and reference_sources, null if the input lacks them."""
-    there = [
-        (F.col(name) if name in samples.columns else F.lit(None)).cast(OPTIONAL_TYPES[name]).alias(name)
-        for name in _OPTIONAL
-    ]
-    return samples.select("sample_id", "response", "contexts", *there)
+    return samples.select("sample_id", "response", "contexts", *base.optional_columns(samples, _OPTIONAL))
 
 
 def _pages(cited: DataFrame, path: str, settings: Settings) -> DataFrame:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.inputs.samples import OPTIONAL_TYPES
 from untold.jobs.metrics import base
 from untold.jobs.metrics.graphs import different_texts
 from untold.jobs.metrics.grounded_claims import claim_id, claim_rows
@@ -28,6 +27,8 @@ EXTRACT, CHECK = STAGES = ("extract_claims", "check_claims")
 TABLES = ("statements", "scores", "measures", "claims", "contexts_used", "failures")
 # The fewest words of a claim, for an upper bound of the number of claims
 WORDS_OF_A_CLAIM = 2
+# Without a ground truth, only faithfulness and its parts are defined
+READS = ("ground_truth", "claim_checks")
 # The bounds of a sample without results. Counts have no upper bound
 UNKNOWN: Mapping[str, tuple[float | None, float | None]] = {
     name: (None, None) if name in (rag_measures.CLAIMS, rag_measures.TRUTH_CLAIMS) else (0.0, 1.0)
@@ -77,10 +78,8 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
 
 
 def _with_checks(samples: DataFrame) -> DataFrame:
-    """Return sample_id, response, ground_truth, contexts, claim_checks (null if no sample has any)."""
-    there = "claim_checks" in samples.columns
-    checks = F.col("claim_checks") if there else F.lit(None).cast(OPTIONAL_TYPES["claim_checks"])
-    return samples.select("sample_id", "response", "ground_truth", "contexts", checks.alias("claim_checks"))
+    """Return sample_id, response, contexts, and the columns of `READS`, null if the input lacks them."""
+    return samples.select("sample_id", "response", "contexts", *base.optional_columns(samples, READS))
 
 
 def _texts(brought: DataFrame) -> DataFrame:
@@ -147,8 +146,7 @@ METRIC = base.Metric(
     sections={NAME: RagSettings},
     settings=(NAME,),
     tables=TABLES,
-    needs=("query", "response", "contexts", "ground_truth"),
-    reads=("ground_truth", "claim_checks"),
+    reads=READS,
     unknown=UNKNOWN,
     undefined_zero=rag_measures.PUBLISHED,
     view=RagView,

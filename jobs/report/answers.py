@@ -373,7 +373,11 @@ class ReportSamples:
         point = number if question is None else self.points.number(row["metric"], question, row, number)
         plain = compact({name: row[name] for name in PLAIN} | {name: rounded(row[name], 2) for name in RATINGS})
         named = {"statement_id": row["statement_id"], "covered": row["covered"]}
-        return {**plain, **named, "text": number, "point": point, "members": others}
+        reason = {"reason": self.texts.add(row["reason"])} if row["reason"] else {}
+        # The page joins the parts of the id. Metrics of other packages may have other ids
+        last = str(row["statement_id"]).removeprefix(f"{key[1]}:{row['metric']}:")
+        own_id = {"number": int(last)} if last.isdecimal() else {"number": 0, "id": row["statement_id"]}
+        return {**plain, **named, **own_id, "text": number, "point": point, "members": others, **reason}
 
     def _graph(self, statements: Sequence[Row], atoms: Iterable[Row], relations: Iterable[Row]) -> Row | None:
         alone, edges = fact_edges(statements, atoms, relations)

@@ -365,7 +365,7 @@ def _list(names: Iterable[str]) -> str:
 
 
 TEMPLATE = "report.html"
-SCRIPTS = ("page.js", "words.js", "graph.js", "sample.js", "answers.js", "beside.js", "start.js")
+SCRIPTS = ("page.js", "words.js", "graph.js", "corrections.js", "sample.js", "answers.js", "beside.js", "start.js")
 
 
 class ReportError(UserError):

@@ -263,18 +263,20 @@ def rounded(value: float | None, digits: int = 4) -> float | None:
 
 
 def columns_of(statements: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return statements as columns, which compress to a third: `text` and `point` as differences, `is`, and `more`.
+    """Return statements as columns, which compress to a third: `text`, `number`, `point`, `is` and `more`.
 
-    `is` has one sign per statement: 1 covered, 0 missing, b missing and in the basis, ? not judged. `point` is left out
-    if it equals `text`, and `more` if it is empty for all.
+    Numbers are differences from the statement before. `is` has one sign per statement: 1 covered, 0 missing, b missing
+    and in the basis, ? not judged. `point` is left out if it equals `text`, and `more` if it is empty for all.
 
-    >>> columns_of([{"text": 7, "point": 7, "covered": True}, {"text": 9, "point": 9, "covered": None, "rank": 2}])
-    {'text': [7, 2], 'is': '1?', 'more': [{}, {'rank': 2}]}
+    >>> columns_of([{"text": 7, "point": 7, "covered": True, "number": 1},
+    ...             {"text": 9, "point": 9, "covered": None, "number": 2, "rank": 2}])
+    {'text': [7, 2], 'number': [1, 1], 'is': '1?', 'more': [{}, {'rank': 2}]}
     """
     texts, points = [row["text"] for row in statements], [row["point"] for row in statements]
-    own = ("text", "point", "covered", "in_basis")
+    own = ("text", "number", "point", "covered", "in_basis")
     more = [compact({name: value for name, value in row.items() if name not in own}) for row in statements]
-    found = {"text": _steps(texts), "is": "".join(map(_sign, statements))}
+    numbers = [row["number"] for row in statements]
+    found = {"text": _steps(texts), "number": _steps(numbers), "is": "".join(map(_sign, statements))}
     return found | ({"point": _steps(points)} if points != texts else {}) | ({"more": more} if any(more) else {})
 
 

@@ -6,7 +6,7 @@ An item is an aspect or a reference of a sample. A method is a metric of a model
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import sha256
@@ -62,23 +62,32 @@ COVERED = ("covered", "true", "yes", "1")
 UNASKED = (ARECALL, ERECALL)
 
 
-def _read_verdicts(where: str, rows: pa.Table) -> pa.Table:
+def _read_verdicts(where: str, rows: pa.Table, items: Container[Key] = frozenset()) -> pa.Table:
     """Return owner, metric, sample_id, reference_id, covered and weight; the rows of a baseline have its owner.
 
-    Drops statements without a reference_id. Raises MetaEvaluationError for verdicts of another type than boolean.
+    If labelled `items` have ids of statements, like the corrections of a report, returns only the verdicts on them.
+    Otherwise drops statements without a reference_id.
+    Raises MetaEvaluationError for verdicts of another type than boolean.
     """
     baselines = [name for name in BASELINES if name in rows.column_names]
     for name in ("covered", *baselines):
         kind = rows.schema.field(name).type
         if not pa.types.is_boolean(kind):
             raise MetaEvaluationError(f"{where}: the column `{name}` is {kind}. Give true, false, or null if unknown")
+    if "statement_id" in rows.column_names:
+        keys = zip(rows["sample_id"].to_pylist(), rows["statement_id"].to_pylist(), strict=True)
+        own = pa.array([key in items for key in keys], pa.bool_())
+        if pc.any(own).as_py():
+            corrected = rows.filter(own)
+            place = rows.column_names.index("reference_id")
+            rows = corrected.set_column(place, "reference_id", corrected["statement_id"])
     rows = rows.filter(pc.field("reference_id").is_valid())
     weight = rows["weight"].cast(pa.float64()) if "weight" in rows.column_names else pa.nulls(len(rows), pa.float64())
     named = {name: rows[name].cast(pa.string()) for name in ("metric", *KEY)}
-    own = pa.table(named | {"owner": named["metric"], "covered": rows["covered"], "weight": weight})
-    parts = [own]
+    verdicts = pa.table(named | {"owner": named["metric"], "covered": rows["covered"], "weight": weight})
+    parts = [verdicts]
     for name in baselines:
-        said = own.set_column(own.column_names.index("covered"), "covered", rows[name])
+        said = verdicts.set_column(verdicts.column_names.index("covered"), "covered", rows[name])
         said = said.set_column(0, "metric", pa.repeat(name, len(rows)).cast(pa.string()))
         parts.append(said.filter(pc.field("covered").is_valid()))
     return pa.concat_tables(parts)
@@ -87,7 +96,7 @@ def _read_verdicts(where: str, rows: pa.Table) -> pa.Table:
 STATEMENTS = Source(
     table="statements",
     required=("metric", *KEY, "covered"),
-    optional=("weight", *BASELINES),
+    optional=("weight", "statement_id", *BASELINES),
     read=_read_verdicts,
     unit=("item", "items"),
     value=("statement", "statements"),
@@ -111,10 +120,9 @@ class CoverageStudy(Study):
 
     def read(self) -> Judgements:
         """Return the verdicts of the models; equal verdicts of a baseline that sends no request only once."""
-        request = self.request
-        return without_repeats(
-            read_judgements(STATEMENTS, request.runs, self.units.units, request.metrics, request.judged)
-        )
+        request, units = self.request, self.units.units
+        source = replace(STATEMENTS, read=partial(_read_verdicts, items=units.rows))
+        return without_repeats(read_judgements(source, request.runs, units, request.metrics, request.judged))
 
     def evaluate(self, found: Judgements) -> StudyFindings:
         """Compare the verdicts of the models with the labels, and the methods with each other."""

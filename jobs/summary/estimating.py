@@ -42,8 +42,8 @@ LABEL_COLUMNS = ("score", "label")
 # The share of drawn samples without a score above which a line is printed
 MANY_UNSCORED = 0.01
 READERS: Mapping[str, Callable[[io.BytesIO], pa.Table]] = {
-    ".csv": pyarrow.csv.read_csv,
-    ".tsv": lambda file: pyarrow.csv.read_csv(file, parse_options=pyarrow.csv.ParseOptions(delimiter="\t")),
+    ".csv": lambda file: _read_csv(file, ","),
+    ".tsv": lambda file: _read_csv(file, "\t"),
     ".jsonl": pyarrow.json.read_json,
     ".parquet": pq.read_table,
 }
@@ -236,6 +236,13 @@ def _pair(request: EstimateRequest) -> list[tuple[str, str | None]]:
             )
         found.append((metric, metric if metric in proxies else proxies[0]))
     return found
+
+
+def _read_csv(file: io.BytesIO, delimiter: str) -> pa.Table:
+    """Return the rows of a file. Quoted texts may have line breaks, and ids such as 007 keep their zeros."""
+    parsing = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    converting = pyarrow.csv.ConvertOptions(column_types={"sample_id": pa.string()})
+    return pyarrow.csv.read_csv(file, parse_options=parsing, convert_options=converting)
 
 
 def _read_labels(path: str) -> pa.Table:

@@ -293,9 +293,14 @@ class TrackerClient:
     """Send calls one after another, at most `rate` per second. Retry after 429, 5xx and failures of the connection."""
 
     def __init__(
-        self, address: str, headers: Headers, rate: float, sleep: Callable[[float], None] = time.sleep
+        self,
+        address: str,
+        headers: Headers,
+        rate: float,
+        keys: Sequence[str] = (),
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._address = address
+        self._address, self._keys = address, keys
         self._headers = {"Content-Type": "application/json", "User-Agent": PRODUCT, **headers}
         self._interval, self._sleep = 1.0 / rate, sleep
         self._next = time.monotonic()
@@ -322,7 +327,7 @@ class TrackerClient:
             except HTTPError as error:
                 reason = f"status {error.code}"
                 if error.code != 429 and error.code < 500:
-                    raise UserError(f"{place} refused the scores with {reason}{_hint(error.code)}") from None
+                    raise UserError(f"{place} refused the scores with {reason}{self._hint(error.code)}") from None
                 wait = read_retry_after({name.lower(): value for name, value in error.headers.items()}) or wait
             except (OSError, HTTPException) as error:
                 reason = redact(str(getattr(error, "reason", None) or error) or type(error).__name__)
@@ -338,18 +343,17 @@ class TrackerClient:
             self._sleep(self._next - now)
         self._next = max(now, self._next) + self._interval
 
+    def _hint(self, status: int) -> str:
+        if status in (401, 403):
+            return f". Check the key in {', '.join(self._keys) or 'the environment variables of the tool'}"
+        return ". Check that the tool has the traces of the samples" if status == 404 else ""
+
 
 def _json(data: bytes) -> Any:
     try:
         return json.loads(data)
     except ValueError:
         return None
-
-
-def _hint(status: int) -> str:
-    if status in (401, 403):
-        return ". Check the key in the environment variables of the tool"
-    return ". Check that the tool has the traces of the samples" if status == 404 else ""
 
 
 def send_scores(name: str, scores: Iterable[TrackedScore], client: TrackerClient) -> int:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
+from itertools import product
+from math import ceil
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from numpy import median
 
 from untold.jobs.run.manifest import FORMAT
 from untold.jobs.run_tables import UnreadableRunError, open_run
 from untold.jobs.sweep import CurveRequest, UnmeasuredError, curve, draw_curve
-from untold.jobs.tables import MEASURES, SCORES
+from untold.jobs.tables import CLAIMS, MEASURES, SCORES
 
 # sample, system, recall at 5 and at 20 by each ranking
 SAMPLES = [
@@ -27,7 +31,7 @@ NAMES = {"combined": "recall", "relevance": "recall_relevance", "salience": "rec
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A finished run with two metrics; by salience nothing is defined, and of relevance half of it."""
+    """Return a finished run with two metrics. No recall by salience is defined."""
     measures = [
         {"sample_id": name, "metric": "importance", "measure": f"{NAMES[ranking]}@{k}", "value": value and value * size}
         for name, _, *recalls in SAMPLES
@@ -66,6 +70,46 @@ def test_means_are_of_samples_at_each_k(run: Path) -> None:
     assert (run / "pictures" / "recall_curve.png").read_bytes().startswith(b"\x89PNG")
     text = " ".join(ElementTree.fromstring((run / "pictures" / "recall_curve.svg").read_bytes()).itertext())
     assert all(name in text for name in ("combined", "relevance", "salience", "all", "x", "y"))
+
+
+@pytest.mark.parametrize("metric", ["importance", "rag", "icat"])
+def test_claims_at_k_are_as_by_brute_force(tmp_path: Path, metric: str) -> None:
+    """Compute the formulas of SAFE per sample. Lost verdicts, failed samples and other metrics are left out."""
+    draw = random.Random(7)
+    verdicts = ("supported", "contradicted", "not_supported")
+    samples = {f"s{n:02}": [draw.choice(verdicts) for _ in range(draw.randrange(8))] for n in range(40)}
+    systems = {name: draw.choice(["x", "y"]) for name in samples}
+    rows: dict[str, list[dict[str, object]]] = {"measures": [], "scores": [], "claims": []}
+    for name, own in [*samples.items(), ("lost", ["supported", None]), ("failed", [])]:
+        known = {"sample_id": name, "metric": metric}
+        count = None if name == "failed" else float(len(own))
+        rows["measures"].append({**known, "measure": "claims", "value": count})
+        rows["scores"].append({**known, "system": systems.get(name, "x")})
+        rows["claims"] += [{**known, "position": n, "verdict": one} for n, one in enumerate(own, start=1)]
+    others = [{**row, "metric": "toy"} for row in rows["claims"]]
+    for table, schema, more in (("measures", MEASURES, []), ("scores", SCORES, []), ("claims", CLAIMS, others)):
+        (tmp_path / table).mkdir()
+        pq.write_table(pa.Table.from_pylist([*rows[table], *more], schema), tmp_path / table / "part-0.parquet")
+    (tmp_path / "manifest.json").write_text(json.dumps({"format": FORMAT, "identity": {}, "status": "finished"}))
+
+    def by_hand(own: list[str], k: int) -> tuple[float, float]:
+        supported = own.count("supported")
+        recall = min(supported / k, 1)
+        return recall, 2 * supported / len(own) * recall / (supported / len(own) + recall) if supported else 0.0
+
+    middle = max(1, ceil(median([len(own) for own in samples.values()])))
+    for ks in ((), (1, 3, 64)):
+        found = {
+            (row["system"], row["ranking"], row["k"]): (row["n"], row["mean"])
+            for row in curve(CurveRequest(str(tmp_path), ks=ks))
+        }
+        wanted = {}
+        for system, k, (place, ranking) in product(
+            (None, "x", "y"), ks or (middle,), enumerate(("claims", "claims_f1"))
+        ):
+            own = [by_hand(one, k)[place] for name, one in samples.items() if system in (None, systems[name])]
+            wanted[system, ranking, k] = (len(own), pytest.approx(sum(own) / len(own)))
+        assert found == wanted
 
 
 def test_a_run_without_the_metric_is_one_line(run: Path) -> None:

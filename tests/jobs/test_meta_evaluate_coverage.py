@@ -25,6 +25,7 @@ from scipy import stats
 from statsmodels.stats.inter_rater import fleiss_kappa
 from tokenizers import Tokenizer
 
+from tests.jobs.report.outputs import CORRECTED, CORRECTIONS, write_output
 from tests.jobs.studies import Rows, ask, rows_of, run
 from tests.sample_files import write_lines
 from untold.jobs.cli.main import main
@@ -318,6 +319,19 @@ def test_items_that_cannot_be_used_are_refused(
         run(spark, request)
     assert told in str(raised.value)
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.gate
+def test_corrections_of_a_report_are_compared_with_the_verdicts_of_the_run(spark: SparkSession, tmp_path: Path) -> None:
+    """The run has statements of other samples, and of these samples one that nobody judged."""
+    (tmp_path / "wiki.jsonl").with_suffix(".csv").write_bytes(CORRECTIONS.encode())
+    judged = write_output(tmp_path / "judged", CORRECTED)
+    request = ask(tmp_path, {"judge": str(judged)}, dataset="coverage", input=str(tmp_path / "wiki.csv"))
+    run(spark, request)
+    rows = open_run(request.output).table("coverage").to_pylist()
+    names = ("true_positives", "false_positives", "false_negatives", "true_negatives")
+    found = {row["sample_id"]: [row[name] for name in names] for row in rows if row["metric"] == "e2e"}
+    assert found == {"007": [1, 0, 1, 1], "s2": [0, 1, 0, 0]}
 
 
 def test_statements_that_do_not_fit_are_refused_all_at_once(spark: SparkSession, tmp_path: Path) -> None:

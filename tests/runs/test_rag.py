@@ -134,7 +134,9 @@ def test_what_goes_to_ragchecker_comes_back_and_asks_nothing(run_here: RunHere, 
 def test_the_curve_is_of_claim_recall_by_number_of_contexts(run_here: RunHere, job: Path) -> None:
     ended = run_here.command(["curve", str(job / "out")])
     assert ended.code == 0, ended.err
-    rows = {(row["system"], row["k"]): row for row in read_table(job / "out", "recall_curve")}
+    table = read_table(job / "out", "recall_curve")
+    rows = {(row["system"], row["k"]): row for row in table if row["ranking"] == "contexts"}
+    assert {row["ranking"] for row in table} == {"contexts", "claims", "claims_f1"}
     for k in (1, 2):
         shares = []
         for sample in SAMPLES:

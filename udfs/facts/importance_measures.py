@@ -1,16 +1,18 @@
 """Measure the importance of facts and their recall by a response, and weigh statements by relevance and source.
 
-"Beyond Precision" 2026; methods, sections 12 and 20. Of M claims S are supported, X contradicted and N not supported. Of
-F facts that a response should include, C are covered. Lost judgements are unjudged: values cover the rest, and bounds
-cover all their possible results.
+"Beyond Precision" 2026; methods, sections 12 and 20. Of M claims S are supported, X contradicted and N not supported.
+Of F facts that a response should include, C are covered. Lost judgements are unjudged: values cover the rest, and
+bounds cover all their possible results.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from math import fsum
+from math import ceil, fsum
+from statistics import median
 from typing import Any
 
 import pyarrow as pa
@@ -146,6 +148,37 @@ def f1_score(precision: float | None, recall: float | None) -> float | None:
     if precision is None or recall is None:
         return None
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+
+def recall_at_claims(supported: int, k: int) -> float:
+    """Return R@K = min(S / K, 1) for S supported claims. Source: Wei et al. 2024, section 5 (SAFE).
+
+    >>> recall_at_claims(3, 4), recall_at_claims(9, 4)
+    (0.75, 1.0)
+    """
+    return min(supported / k, 1.0)
+
+
+def f1_at_claims(supported: int, claims: int, k: int) -> float:
+    """Return F1@K: the harmonic mean of S / M and R@K, 0 without supported claims. Source: Wei et al. 2024, section 5.
+
+    >>> f1_at_claims(3, 4, 6), f1_at_claims(0, 0, 6)
+    (0.6, 0.0)
+    """
+    if not supported:
+        return 0.0
+    return f1_score(supported / claims, recall_at_claims(supported, k)) or 0.0
+
+
+def median_of_claims(counts: Mapping[int, int]) -> int:
+    """Return the K of VeriScore: the median number of claims of a response, rounded up, at least 1.
+
+    counts: the number of responses by their number of claims. Source: Song et al. 2024, section 3.3.
+
+    >>> median_of_claims({2: 1, 5: 1}), median_of_claims({0: 3})
+    (4, 1)
+    """
+    return max(1, ceil(median(Counter(counts).elements())))
 
 
 def f1_of(precision: BoundedValue, recall: BoundedValue) -> BoundedValue:

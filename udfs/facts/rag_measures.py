@@ -17,7 +17,7 @@ from untold.udfs.facts.aspect_coverage import COUNTS, MEASURE, BoundedValue, mea
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED, distinct_texts
 from untold.udfs.facts.importance_measures import UNDEFINED, f1_of
 from untold.udfs.samples.batches import in_batches
-from untold.udfs.samples.items import RESPONSE, SIDES, TRUTH, given_claims, given_relations
+from untold.udfs.samples.items import FIELDS, RESPONSE, SIDES, TRUTH, given_claims, given_relations
 
 ENTAILMENT, CONTRADICTION, NEUTRAL = "entailment", "contradiction", "neutral"
 Relation = str | None
@@ -47,6 +47,8 @@ FAULTS = {
 # The measures with separate shares of the other relations: `precision_contradicted`
 SPLIT = (PRECISION, RECALL, CLAIM_RECALL, FAITHFULNESS)
 UNSTATED = "neutral"
+# The measures that need no ground truth
+WITHOUT_TRUTH = (FAITHFULNESS, f"{FAITHFULNESS}_{CONTRADICTED}", f"{FAITHFULNESS}_{UNSTATED}", CLAIMS)
 
 
 class BoundedBool(NamedTuple):
@@ -266,7 +268,7 @@ def claim_owners(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _owners(sample: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    others = {RESPONSE: sample["ground_truth"]["text"], TRUTH: sample["response"]}
+    others = {RESPONSE: (sample["ground_truth"] or {}).get("text") or "", TRUTH: sample["response"]}
     for side in SIDES:
         claims = _claims(sample, side)
         whole, retrieved = given_relations(sample["claim_checks"], side)
@@ -297,7 +299,8 @@ def conclude_checks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
     batches: as for `claim_owners`, without response and texts of contexts, and judged list<struct<side, rank, place,
     relation>>: the relation of the requested text of each rank to the claim at each position, null if missing. `empty`:
-    F1 is undefined. Do not use the row of a sample without claims.
+    F1 is undefined. Without a ground truth, only the measures in `WITHOUT_TRUTH` are defined. Do not use the row of a
+    sample without claims.
     """
     for batch in batches:
         yield from in_batches(map(_conclude, batch.to_pylist()), CONCLUDED)
@@ -309,6 +312,9 @@ def _conclude(sample: Mapping[str, Any]) -> dict[str, Any]:
     sides = {side: _side(sample, side, len(claims[side]), len(names)) for side in SIDES}
     truth = sides[TRUTH]
     measures = measures_of(sides[RESPONSE], truth, len(names))
+    has_truth = has_reference(sample)
+    if not has_truth:
+        measures |= {name: UNDEFINED for name in measures if name not in WITHOUT_TRUTH}
     covered = [_known(flag) for flag in truth.stated]
     return {
         "sample_id": sample["sample_id"],
@@ -320,17 +326,31 @@ def _conclude(sample: Mapping[str, Any]) -> dict[str, Any]:
             )
         ],
         "claims": [
-            {"position": number, "text": text, "verdict": VERDICTS.get(one or ""), "evidence": _entailing(row, names)}
+            {
+                "position": number,
+                "text": text,
+                "verdict": VERDICTS.get(one or "") if has_truth else None,
+                "evidence": _entailing(row, names),
+            }
             for number, (text, one, row) in enumerate(
                 zip(claims[RESPONSE], sides[RESPONSE].whole, sides[RESPONSE].contexts, strict=True), start=1
             )
         ],
-        "contexts": list(_contexts(sides[RESPONSE], truth, names)),
+        "contexts": [
+            one if has_truth else {**one, "relevant": None, "noise": None, "new_claims": None}
+            for one in _contexts(sides[RESPONSE], truth, names)
+        ],
         "covered": covered.count(True),
         "uncovered": covered.count(False),
         "unjudged": sum(side.unjudged for side in sides.values()),
         "empty": not claims[RESPONSE] or not claims[TRUTH],
     }
+
+
+def has_reference(sample: Mapping[str, Any]) -> bool:
+    """Return True if the sample has a ground truth, or claims or relations of one."""
+    given = sample["claim_checks"] or {}
+    return sample["ground_truth"] is not None or any(given.get(name) is not None for name in FIELDS[TRUTH])
 
 
 def _side(sample: Mapping[str, Any], side: str, claims: int, contexts: int) -> ClaimSide:

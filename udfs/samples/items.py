@@ -351,10 +351,10 @@ def check_contexts(checks: Checks, contexts: Sequence[Any]) -> str | None:
     return None
 
 
-def given_claims(checks: Checks, truth: Mapping[str, Any], side: str) -> list[str] | None:
+def given_claims(checks: Checks, truth: Mapping[str, Any] | None, side: str) -> list[str] | None:
     """Return the claims of a side in a sample, or None if they must be extracted."""
     claims: list[str] | None = (checks or {}).get(FIELDS[side][0])
-    return truth["claims"] if claims is None and side == TRUTH else claims
+    return (truth or {}).get("claims") if claims is None and side == TRUTH else claims
 
 
 def given_relations(checks: Checks, side: str) -> tuple[Relations | None, Sequence[Relations] | None]:

@@ -21,7 +21,7 @@ from untold.jobs.inputs.samples import CONTEXTS, OPTIONAL_TYPES
 from untold.jobs.metrics.rag import score
 from untold.jobs.metrics.views import faults_of
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.rag_measures import FAULTS, PUBLISHED, VERDICTS
+from untold.udfs.facts.rag_measures import FAULTS, PUBLISHED, VERDICTS, WITHOUT_TRUTH
 from untold.udfs.samples.conversion import normalise_contexts
 from untold.udfs.samples.data_sets import read_results
 from untold.udfs.samples.file_records import Unit
@@ -287,3 +287,33 @@ def test_measures_of_ragcheckers_own_example_are_its_own_to_the_last_digit(spark
     assert found == {one["query_id"]: one["metrics"] for one in own["results"]}
     printed = {name: value for group in own["metrics"].values() for name, value in group.items()}
     assert {name: round(100 * mean(one[name] for one in found.values()), 1) for name in PUBLISHED} == printed
+
+
+@pytest.mark.gate
+def test_without_a_ground_truth_only_faithfulness_is_defined(spark: SparkSession) -> None:
+    worlds = [one for one in rag_samples(40, judge="noisy") if "un" not in one["response"]]
+    (whole, _), (bare, tools) = (
+        scored(spark, [{**one, **more} for one in worlds]) for more in ({}, {"ground_truth": None})
+    )
+    measures = {name: by_sample(tables["measures"]) for name, tables in (("whole", whole), ("bare", bare))}
+    defined = Counter[str]()
+    for one in worlds:
+        wanted, found = (
+            {row["measure"]: tuple(row[end] for end in ("value", "value_low", "value_high")) for row in rows}
+            for rows in (measures[name][one["sample_id"]] for name in ("whole", "bare"))
+        )
+        assert set(found) == set(wanted)
+        for name, ends in found.items():
+            assert ends == (wanted[name] if name in WITHOUT_TRUTH else (None, None, None)), name
+            defined[name] += ends[0] is not None
+    assert defined["faithfulness"] > 10
+    assert {row["status"] for row in bare["scores"]} == {"no_statements"}
+    assert {row["score"] for row in bare["scores"]} == {None}
+    assert {row["verdict"] for row in bare["claims"]} == {None}
+    assert bare["statements"] == []
+    used = [row["used"] for row in whole["contexts_used"]]
+    assert [row["used"] for row in bare["contexts_used"]] == used
+    assert {row[name] for row in bare["contexts_used"] for name in ("relevant", "noise", "new_claims")} == {None}
+    # No claim is compared with a ground truth
+    texts = {text["text"] for one in worlds for text in normalise_contexts(one["contexts"])}
+    assert {row["premise"] for row in tools.asked["check_claims"]} <= texts

@@ -80,3 +80,34 @@ def data_of(page: str) -> dict[str, Any]:
     """The data that a page carries."""
     kind, text = re.search(r'<script type="([^"]+)" id="data">([^<]*)</script>', page).groups()  # type: ignore[union-attr]
     return json.loads(text if kind == "application/json" else decompress(b64decode(text)))
+
+
+CORRECTED = {
+    "samples": [
+        sample("007", response='It is "8 m" high,\nand loud.'),
+        sample("s2", "=1+1", response="It has 12 bells."),
+        sample("s3"),
+    ],
+    "scores": [score("007", covered=1, uncovered=2), score("s2", value=0.25), score("s3")],
+    "statements": [
+        statement("007", 10, "It is 8 m high.", True, in_basis=False),
+        statement("007", 2, "It has 12 bells.", False, sources=["c2"]),
+        statement("007", 3, "It is loud.", False),
+        statement("s2", 1, "It has 12 bells.", True, sources=["c2"]),
+        statement("s2", 2, "It is 8 m high.", None),
+        statement("s3", 1, "It is 8 m high.", True),
+        statement("s3", 2, "It rained.", False),
+    ],
+}
+
+
+# The worst answer is first. The judged verdicts of a corrected answer are kept
+CORRECTIONS = (
+    '"sample_id","query","response","system","metric","score","aspects"\r\n'
+    '"s2","\'=1+1","It has 12 bells.","a","e2e","0",'
+    '"[{""id"":""s2:e2e:1"",""text"":""It has 12 bells."",""labels"":[""no""]}]"\r\n'
+    '"007","How high is it?","It is ""8 m"" high,\nand loud.","a","e2e","0.6666666666666666",'
+    '"[{""id"":""007:e2e:2"",""text"":""It has 12 bells."",""labels"":[""no""]},'
+    '{""id"":""007:e2e:3"",""text"":""It is loud."",""labels"":[""yes""]},'
+    '{""id"":""007:e2e:10"",""text"":""It is 8 m high."",""labels"":[""yes""]}]"\r\n'
+)

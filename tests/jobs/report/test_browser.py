@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.report.outputs import HARM, TURNED, WORD, sample, score, statement, write_output
+from tests.jobs.report.outputs import CORRECTED, CORRECTIONS, HARM, TURNED, WORD, sample, score, statement, write_output
 from untold.jobs.api import open_run
+from untold.jobs.cli.main import main
 from untold.jobs.report import sources
 from untold.jobs.report.page import make_report
 
@@ -297,6 +298,41 @@ def test_a_packed_report_opens_from_disk_or_says_what_it_needs(
     reader.open(file, first="delete window.DecompressionStream")
     assert "This browser cannot unpack the answers" in reader.find("#problem").text
     assert json.loads(reader.run("return JSON.stringify(document.querySelectorAll('#systems tbody tr').length)")) > 0
+
+
+def test_corrections_are_a_file_that_estimate_reads(
+    reader: Reader, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, folder = write_output(tmp_path / "out", CORRECTED), tmp_path / "downloads"
+    file = tmp_path / "report.html"
+    file.write_text(make_report([open_run(run)]), encoding="utf-8")
+    reader.devtools("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+    reader.open(file)
+    reader.open_answer("007", "e2e")
+    boxes = reader.driver.find_elements(By.CSS_SELECTOR, "dialog .statements input")
+    named = {box.get_attribute("aria-label"): box for box in boxes}
+    assert not reader.find("dialog section p .button").is_enabled()
+    number = next(
+        place for place, text in enumerate(reader.texts("dialog .statements li .words"), start=1) if "loud" in text
+    )
+    boxes[number - 1].send_keys(Keys.SPACE)
+    assert len(named) == 3
+    reader.press(Keys.ESCAPE)
+    reader.open_answer("s2", "e2e")
+    first, second = reader.driver.find_elements(By.CSS_SELECTOR, "dialog .statements input")
+    assert [one.get_property("indeterminate") for one in (first, second)] == [True, False]
+    second.send_keys(Keys.SPACE)
+    assert "2 answers with corrections under e2e" in reader.find("dialog").text
+    reader.find("dialog section p .button").send_keys(Keys.ENTER)
+    saved = folder / "corrections-out-e2e.csv"
+    WebDriverWait(reader.driver, 20).until(lambda _: saved.exists())
+    assert not reader.errors()
+
+    assert saved.read_bytes().decode() == CORRECTIONS
+    assert main(["estimate", str(run), "--labels", str(saved), "--json"]) == 0
+    estimates = json.loads(capsys.readouterr().out)["estimates"]
+    (row,) = (row for row in estimates if row["level"] == "overall")
+    assert (row["judged"], row["plain_mean"]) == (2, pytest.approx(1 / 3))
 
 
 @pytest.mark.gate

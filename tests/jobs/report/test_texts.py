@@ -54,6 +54,12 @@ def test_of_the_limits_that_fit_the_largest_is_taken() -> None:
 
 
 def test_points_of_their_own_and_what_is_unknown_take_no_room() -> None:
-    first = {"text": 3, "point": 1, "covered": False, "in_basis": True, "sources": [0]}
-    rows = [first, {"text": 4, "point": 4, "covered": None}]
-    assert columns_of(rows) == {"text": [3, 1], "is": "b?", "point": [1, 3], "more": [{"sources": [0]}, {}]}
+    first = {"text": 3, "point": 1, "covered": False, "in_basis": True, "sources": [0], "number": 5}
+    rows = [first, {"text": 4, "point": 4, "covered": None, "number": 2}]
+    assert columns_of(rows) == {
+        "text": [3, 1],
+        "number": [5, -3],
+        "is": "b?",
+        "point": [1, 3],
+        "more": [{"sources": [0]}, {}],
+    }

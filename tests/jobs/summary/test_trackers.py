@@ -289,7 +289,7 @@ def tool() -> Iterator[ToolServer]:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Record the waits of clients instead of waiting."""
     found: list[float] = []
-    monkeypatch.setattr(TrackerClient.__init__, "__defaults__", (found.append,))
+    monkeypatch.setattr(TrackerClient.__init__, "__defaults__", ((), found.append))
     return found
 
 
@@ -357,7 +357,7 @@ def test_a_slow_tool_and_no_tool_are_one_line(
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (401, "refused the scores with status 401. Check the key"),
+        (401, "refused the scores with status 401. Check the key in LANGFUSE_PUBLIC_KEY, LANGFUSE_SECRET_KEY"),
         (404, "status 404. Check that the tool has the traces"),
         ((302, {"Location": "http://127.0.0.1:9/"}), "status 302"),
     ],
