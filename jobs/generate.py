@@ -131,7 +131,7 @@ def _generate(run: _Generating) -> Outcome:
     )
     for note in notes:
         start.display.note(note)
-    show_invalid(found, start.display, "answered")
+    show_invalid(found, start.display, "row cannot be answered", "rows cannot be answered")
     if request.closed_book and found.samples.where(F.size("contexts") > 0).isEmpty():
         raise SampleError(f"{request.input}: no question has contexts. Run without --closed-book")
     digests = {system.name: system.stage.digest for system in run.systems}

@@ -19,9 +19,10 @@ from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.requests import invalid_rows
 from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.inference.stage.start import Outcome, RunRequest, Start, open_endpoint, open_start
+from untold.jobs.inputs.checking import describe_left_out
 from untold.jobs.inputs.options import SearchOptions
-from untold.jobs.inputs.reading import TextRows, read_corpus, read_queries
-from untold.jobs.inputs.samples import fingerprint
+from untold.jobs.inputs.reading import Samples, read_corpus, read_queries
+from untold.jobs.inputs.samples import fingerprint, show_invalid
 from untold.jobs.retrieval.index_build import CorpusError, IndexBuild, Maker
 from untold.jobs.retrieval.sources import (
     STAGE,
@@ -79,8 +80,8 @@ def _index(start: Start, runner: StageRunner) -> Outcome:
     output.claim({"dataset": COMMAND, "metrics": [COMMAND], "results": results, "stages": {STAGE: digest}})
     before = catalog_in(output.earlier)
     corpus = read_corpus(start.spark, request.input, request.limit, request.read)
-    _show_invalid(corpus, start.display)
-    documents = steps.keep(corpus.rows, "documents")
+    show_invalid(corpus, start.display, "row is not a document", "rows are not documents")
+    documents = steps.keep(corpus.samples, "documents")
     content = fingerprint(documents.select("document_id", "content"))
     if before is not None and _is_whole_of(start, corpus, before, content) and (unchanged := start.unchanged()):
         return unchanged
@@ -93,7 +94,7 @@ def _index(start: Start, runner: StageRunner) -> Outcome:
     return _finish(start, corpus, made, runner)
 
 
-def _is_whole_of(start: Start, corpus: TextRows, before: Catalog, content: str) -> bool:
+def _is_whole_of(start: Start, corpus: Samples, before: Catalog, content: str) -> bool:
     """Whether the index is whole and of this very corpus."""
     earlier = start.output.earlier or {}
     same = earlier["input"]["fingerprint"] == content and earlier["counts"]["invalid"] == corpus.invalid_count
@@ -110,7 +111,7 @@ def _is_whole(place: str, catalog: Catalog) -> bool:
     return all(is_whole(shard_folder(place, shard.name)) for shard in catalog.shards)
 
 
-def _make(maker: Maker, documents: DataFrame, corpus: TextRows, before: Catalog | None) -> IndexBuild:
+def _make(maker: Maker, documents: DataFrame, corpus: Samples, before: Catalog | None) -> IndexBuild:
     """The index. Where no document has a word, rows that are none still go into the table failures."""
     try:
         return maker.make(documents, corpus.row_count, before)
@@ -121,18 +122,7 @@ def _make(maker: Maker, documents: DataFrame, corpus: TextRows, before: Catalog 
         return IndexBuild(None, empty, 0, nothing=str(error))
 
 
-def _show_invalid(corpus: TextRows, display: Display) -> None:
-    """Says how many rows are no document, and why the first of them."""
-    for line in corpus.notes:
-        display.note(line)
-    if corpus.invalid_count:
-        rows = amount(corpus.invalid_count, "row is not a document and is", "rows are not documents and are")
-        display.note(f"{rows} in the table failures; the first:")
-        for line in corpus.first_invalid:
-            display.note(f"  {line}")
-
-
-def _begin(start: Start, corpus: TextRows, before: Catalog | None, content: str) -> None:
+def _begin(start: Start, corpus: Samples, before: Catalog | None, content: str) -> None:
     """Writes the manifest as `running`, still with the index as it was: that is searched until there is another."""
     counts = {"documents": corpus.row_count, "invalid": corpus.invalid_count, "duplicates": corpus.duplicates}
     kept = {} if before is None else {COMMAND: before.plain()}
@@ -141,9 +131,9 @@ def _begin(start: Start, corpus: TextRows, before: Catalog | None, content: str)
     start.begin(shown(start.request.settings), **fields)
 
 
-def _finish(start: Start, corpus: TextRows, made: IndexBuild, runner: StageRunner) -> Outcome:
+def _finish(start: Start, corpus: Samples, made: IndexBuild, runner: StageRunner) -> Outcome:
     """Writes the tables, then the manifest with the index as it is now, and removes what it names no more."""
-    invalid = invalid_rows(corpus.invalid.withColumnRenamed("id", "sample_id"))
+    invalid = invalid_rows(corpus.invalid)
     counts: dict[str, Any] = start.write_failures(made.failures.unionByName(invalid))
     statuses = {"ok": corpus.row_count - made.failed, "failed": made.failed + corpus.invalid_count}
     counts |= {"statuses": statuses, "new_chunks": made.new, "shards_built": made.built}
@@ -279,7 +269,7 @@ def _search_file(run: _Searching) -> Outcome:
     start, request, steps = run.start, run.request, run.start.workspace
     # Before the output is claimed, as it is the queries that say whose it is
     found = read_queries(start.spark, request.input, request.read)
-    queries = found.rows.select("query_id", "query")
+    queries = found.samples.select("query_id", "query")
     content = fingerprint(queries)
     start.output.claim(_identity(run, content))
     if unchanged := start.unchanged():
@@ -287,7 +277,8 @@ def _search_file(run: _Searching) -> Outcome:
     counts = {"queries": found.row_count, "invalid": found.invalid_count, "duplicates": found.duplicates}
     given = request.shown_input(content, index=request.index)
     start.begin(shown(request.settings), metrics=[SEARCH_COMMAND], input=given, counts=counts)
-    for line in (*found.notes, *found.first_invalid):
+    left_out = [describe_left_out(found.left_out)] if found.left_out else []
+    for line in (*left_out, *found.first_invalid):
         start.display.note(line)
     asked, invalid = steps.keep(queries, "asked"), steps.keep(found.invalid, "invalid")
     hits, lost = run.hits(asked)
@@ -327,7 +318,7 @@ def _failures(lost: DataFrame, invalid: DataFrame) -> DataFrame:
     own = {"sample_id": F.col("query_id"), "metric": null, "stage": F.lit(STAGE)}
     failed = lost.where(F.col("error_type") != UNASKED)
     without = failed.select(*[own.get(name, F.col(name)).alias(name) for name in FAILURES.names])
-    return without.unionByName(invalid_rows(invalid.withColumnRenamed("id", "sample_id")))
+    return without.unionByName(invalid_rows(invalid))
 
 
 def show_hits(outcome: Outcome, request: SearchRequest, *, as_json: bool) -> None:

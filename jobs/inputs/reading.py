@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 from pyspark import StorageLevel
@@ -14,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from untold.jobs.inputs.checking import check_columns, describe_left_out, input_files, with_names
+from untold.jobs.inputs.checking import check_columns, input_files, with_names
 from untold.jobs.inputs.files import AS_THEY_ARE, FileFacts, InputFile, NoInputError, ReadOptions, SampleError
 from untold.jobs.inputs.frames import plan_units
 from untold.jobs.run.session import read_parquet
@@ -215,25 +216,36 @@ def column_named(name: str) -> Column:
 
 
 @dataclass(frozen=True)
-class TextRows:
-    """The result of a read: `rows`, one per distinct id, and `invalid`: id (may be null), error, with file and row.
+class Samples:
+    """The rows of an input: samples, documents or queries.
 
-    `rows` of a corpus: document_id, title, url, text, content (a hash of the other three); of queries: query_id, query.
-    `duplicates` counts exact duplicates. `notes` are lines about skipped parts of the input.
+    `samples`: sample_id, query, response, contexts array<struct<id, text, kind>>, system, label, then the rest by name.
+    It has a row per distinct input row, including invalid rows, with null for unusable values, and reads the stored
+    result of the single pass over the files. `invalid`: sample_id, error (file, 1-based row and problem). `duplicates`
+    counts dropped exact duplicates. `columns` are the columns of the files, under our names. `left_out` are files with
+    unknown extensions.
+
+    Documents are document_id, title, url, text and content (a hash of the other three), and queries are query_id and
+    query. Both have no invalid rows, and the sample_id of `invalid` is their id, which may be null.
     """
 
-    rows: DataFrame
+    samples: DataFrame
     invalid: DataFrame
     row_count: int
     invalid_count: int
     duplicates: int
     first_invalid: list[str]
-    notes: Sequence[str] = ()
+    columns: frozenset[str]
+    left_out: Sequence[str] = ()
+    # The listing of the files before they were read (`listing_of`)
+    listing: Mapping[str, Any] = field(default_factory=dict)
+    # The draw for the manifest, None if all rows are used
+    draw: Mapping[str, Any] | None = None
 
 
 def read_corpus(
     spark: SparkSession, path: str, limit: int | None = None, options: ReadOptions = AS_THEY_ARE
-) -> TextRows:
+) -> Samples:
     """Return the documents of a file, a folder or a glob. `limit`: only the first ones by document_id.
 
     Raises SampleError for unreadable files, a missing column, no documents, and one id with two contents.
@@ -245,7 +257,7 @@ def read_corpus(
     return _usable_rows(found, named.select(*DOCUMENT, "content", "error"), limit)
 
 
-def read_queries(spark: SparkSession, path: str, options: ReadOptions = AS_THEY_ARE) -> TextRows:
+def read_queries(spark: SparkSession, path: str, options: ReadOptions = AS_THEY_ARE) -> Samples:
     """Return the queries of a file, a folder or a glob. A missing id becomes the number, from 1 over all files.
 
     Raises SampleError as `read_corpus`.
@@ -270,21 +282,22 @@ def read_texts(
     return read_files(spark, path, wanted, options, fields)
 
 
-def _usable_rows(found: ReadRows, rows: DataFrame, limit: int | None) -> TextRows:
+def _usable_rows(found: ReadRows, rows: DataFrame, limit: int | None) -> Samples:
     """Separate the usable rows, one per id, from the invalid rows."""
     invalid = found.invalid(found.rows)
     first = invalid.orderBy("file", "row").limit(SHOWN_INVALID).collect() if found.broken else []
     good = rows.where(F.col("error").isNull()).drop("error")
     duplicates = found.total - found.broken - found.usable
     distinct = good.dropDuplicates([found.key]) if duplicates else good
-    return TextRows(
-        rows=distinct if limit is None else distinct.orderBy(found.key).limit(limit),
-        invalid=invalid.select(F.col(found.key).alias("id"), "error"),
+    return Samples(
+        samples=distinct if limit is None else distinct.orderBy(found.key).limit(limit),
+        invalid=invalid.select(F.col(found.key).alias("sample_id"), "error"),
         row_count=found.usable if limit is None else min(limit, found.usable),
         invalid_count=found.broken,
         duplicates=duplicates,
         first_invalid=[row["error"] for row in first],
-        notes=[describe_left_out(found.left_out)] if found.left_out else [],
+        columns=found.columns,
+        left_out=found.left_out,
     )
 
 

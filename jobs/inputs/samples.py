@@ -6,7 +6,7 @@ import hashlib
 import json
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import chain
 from typing import Any, cast
@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 from untold.jobs.inputs.checking import adapter_of, check_names, describe_left_out
 from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions, SampleError, listing_of
 from untold.jobs.inputs.frames import carried_types
-from untold.jobs.inputs.reading import PLACE, SHOWN_INVALID, ReadRows, arrow_schema, column_named, read_files
+from untold.jobs.inputs.reading import PLACE, SHOWN_INVALID, ReadRows, Samples, arrow_schema, column_named, read_files
 from untold.jobs.inputs.sampling import Draw, shown_draw
 from untold.jobs.run.session import read_parquet
 from untold.jobs.run.terminal import Display, amount
@@ -69,31 +69,6 @@ FINGERPRINT_PARTS = 4
 FINGERPRINT_DIGITS = 15
 # One task sorts this number of samples. More samples are sorted by ranges, which reads them twice
 ROWS_OF_A_TASK = 10_000
-
-
-@dataclass(frozen=True)
-class Samples:
-    """The result of `read_samples`.
-
-    `samples`: sample_id, query, response, contexts array<struct<id, text, kind>>, system, label, then the rest by name.
-    It has a row per distinct input row, including invalid rows, with null for unusable values, and reads the stored
-    result of the single pass over the files. `invalid`: sample_id, error (file, 1-based row and problem). `duplicates`
-    counts dropped exact duplicates. `columns` are the columns of the files, under our names. `left_out` are files with
-    unknown extensions.
-    """
-
-    samples: DataFrame
-    invalid: DataFrame
-    row_count: int
-    invalid_count: int
-    duplicates: int
-    first_invalid: list[str]
-    columns: frozenset[str]
-    left_out: Sequence[str] = ()
-    # The listing of the files before they were read (`listing_of`)
-    listing: Mapping[str, Any] = field(default_factory=dict)
-    # The draw for the manifest, None if all rows are used
-    draw: Mapping[str, Any] | None = None
 
 
 def read_samples(
@@ -187,7 +162,9 @@ def _choose(
     return lambda rows: rows.join(drawn.ids, on="sample_id", how="left_semi"), {**shown, "strata": drawn.strata}
 
 
-def show_invalid(found: Samples, display: Display, done: str = "scored") -> None:
+def show_invalid(
+    found: Samples, display: Display, one: str = "row cannot be scored", many: str = "rows cannot be scored"
+) -> None:
     """Print the number of invalid rows with the reasons of the first ones, and the skipped files.
 
     It prints nothing if there are none. Lines have file, row and reason, never the text of a row.
@@ -195,7 +172,7 @@ def show_invalid(found: Samples, display: Display, done: str = "scored") -> None
     if found.left_out:
         display.note(describe_left_out(found.left_out))
     if found.invalid_count:
-        rows = amount(found.invalid_count, f"row cannot be {done} and is", f"rows cannot be {done} and are")
+        rows = amount(found.invalid_count, f"{one} and is", f"{many} and are")
         display.note(f"{rows} in the table failures; the first:")
         for line in found.first_invalid:
             display.note(f"  {line}")

@@ -365,11 +365,9 @@ class ObjectLock(Lock):
     # Each look is a request
     _look_seconds = 2.0
 
-    def __init__(self, folder: str, run: str, *, wait: bool, notify: Callable[[str], None] = lambda _: None) -> None:
-        super().__init__(folder, run, wait=wait, notify=notify)
-        self._tag: Mapping[str, Any] | None = None
-        self._epoch = self._beats = 0
-        self._renewed_at = 0.0
+    _tag: Mapping[str, Any] | None = None
+    _epoch = _beats = 0
+    _renewed_at = 0.0
 
     @property
     def lost(self) -> bool:

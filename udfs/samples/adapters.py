@@ -43,7 +43,7 @@ class Adapter:
     files: str = "*"
     read: Callable[[Unit], Iterator[FileRecord]] | None = None
     # Ids begin with the name of their row and a hyphen, so that a draw selects whole rows
-    by_row: bool = True
+    by_row: bool = False
     # Columns that are also read if they exist
     optional: tuple[str, ...] = ()
     # The uses of the rows, besides samples
@@ -138,7 +138,7 @@ def _samples_of(
     files: str, read: Callable[[Unit], Iterator[FileRecord]], marks: tuple[tuple[str, ...], ...] = ()
 ) -> Adapter:
     """Return an adapter for files of a tool with records that are samples or questions."""
-    return Adapter(None, None, files, read, by_row=False, uses=("questions",), marks=marks)
+    return Adapter(None, None, files, read, uses=("questions",), marks=marks)
 
 
 def _traces_of(spans: Callable[[tool_files.Values], Iterable[tool_files.Span]], *marks: tuple[str, ...]) -> Adapter:
@@ -153,63 +153,53 @@ FORMATS: dict[str, Adapter] = {
             *(f"{name}{answer}" for name in ("answer", "label") for answer in range(5)),
         ),
         expand=_wikicontradict,
+        by_row=True,
         uses=("labels",),
     ),
     # Two evaluations per instance with all contexts, or ten, which also use each single context
-    "conflictbank": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, ("all",)), uses=("labels",)),
-    "conflictbank_alone": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, CONFLICTBANK_SETS)),
-    "realsumm": Adapter((), None, data_sets.LABEL_FILES, data_sets.read_system, uses=("items",)),
+    "conflictbank": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, ("all",)), by_row=True, uses=("labels",)),
+    "conflictbank_alone": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, CONFLICTBANK_SETS), by_row=True),
+    "realsumm": Adapter((), None, data_sets.LABEL_FILES, data_sets.read_system, by_row=True, uses=("items",)),
     "k_qa": Adapter(
-        (), None, data_sets.K_QA_FILES, data_sets.read_answers, uses=("items",), marks=(data_sets.COLUMNS,)
+        (), None, data_sets.K_QA_FILES, data_sets.read_answers, by_row=True, uses=("items",), marks=(data_sets.COLUMNS,)
     ),
     # The folders contain a licence and other files too
-    "k_qa_questions": Adapter(data_sets.QUESTIONS, data_sets.questions, LINES, read_lines, uses=("items",)),
-    "expertqa": Adapter(data_sets.REQUIRED, data_sets.answers, LINES, read_lines, uses=("questions", "items")),
-    # Queries with their aspects or references. The responses come from any system
-    "trec_web": Adapter((), None, data_sets.TOPICS, data_sets.read_topics, by_row=False, uses=("questions",)),
-    "qampari": Adapter(data_sets.QAMPARI, data_sets.qampari, by_row=False, uses=("questions",)),
-    "romqa": Adapter(data_sets.ROMQA, data_sets.romqa, by_row=False, uses=("questions",)),
-    # Before longfact, because rows of HealthBench have a canary too
-    "rubrics": Adapter(
-        ("rubrics",), rubrics.rubrics, by_row=False, uses=("questions", "criteria"), names=rubrics.NAMES
+    "k_qa_questions": Adapter(
+        data_sets.QUESTIONS, data_sets.questions, LINES, read_lines, by_row=True, uses=("items",)
     ),
+    "expertqa": Adapter(
+        data_sets.REQUIRED, data_sets.answers, LINES, read_lines, by_row=True, uses=("questions", "items")
+    ),
+    # Queries with their aspects or references. The responses come from any system
+    "trec_web": Adapter((), None, data_sets.TOPICS, data_sets.read_topics, uses=("questions",)),
+    "qampari": Adapter(data_sets.QAMPARI, data_sets.qampari, uses=("questions",)),
+    "romqa": Adapter(data_sets.ROMQA, data_sets.romqa, uses=("questions",)),
+    # Before longfact, because rows of HealthBench have a canary too
+    "rubrics": Adapter(("rubrics",), rubrics.rubrics, uses=("questions", "criteria"), names=rubrics.NAMES),
     "healthbench_meta": Adapter(
         ("prompt", "completion", "rubric", "binary_labels"),
         rubrics.healthbench_meta,
-        by_row=False,
         optional=("category",),
         uses=("criteria",),
         names=rubrics.NAMES,
     ),
     "deepresearch_bench": Adapter(
-        ("criterions", "dimension_weight"),
-        rubrics.deepresearch_bench,
-        by_row=False,
-        uses=("questions",),
-        names=rubrics.DEEPRESEARCH,
+        ("criterions", "dimension_weight"), rubrics.deepresearch_bench, uses=("questions",), names=rubrics.DEEPRESEARCH
     ),
     "deepresearch_bench_2": Adapter(
         ("prompt", "content"),
         rubrics.deepresearch_bench_2,
-        by_row=False,
         uses=("questions",),
         marks=(("prompt", "content", "theme"),),
         names=rubrics.DEEPRESEARCH,
     ),
-    "deepresearch_articles": Adapter(
-        ("prompt", "article"), rubrics.deepresearch_articles, by_row=False, names=rubrics.DEEPRESEARCH
-    ),
+    "deepresearch_articles": Adapter(("prompt", "article"), rubrics.deepresearch_articles, names=rubrics.DEEPRESEARCH),
     "scholarqa_cs": Adapter(
-        ("initial_prompt", "metric_config"),
-        rubrics.scholarqa_cs,
-        by_row=False,
-        uses=("questions",),
-        names=rubrics.SCHOLARQA,
+        ("initial_prompt", "metric_config"), rubrics.scholarqa_cs, uses=("questions",), names=rubrics.SCHOLARQA
     ),
     "longfact": Adapter(
         ("prompt",),
         _longfact,
-        by_row=False,
         optional=("topic",),
         uses=("questions",),
         marks=(("prompt", "canary"),),
@@ -218,7 +208,6 @@ FORMATS: dict[str, Adapter] = {
     "ragas": Adapter(
         None,
         tool_files.ragas,
-        by_row=False,
         uses=("questions",),
         marks=(("user_input",), ("question", "answer", "contexts"), ("question", "contexts", "ground_truth")),
         names=tool_files.RAGAS,
@@ -226,7 +215,6 @@ FORMATS: dict[str, Adapter] = {
     "deepeval": Adapter(
         None,
         tool_files.deepeval,
-        by_row=False,
         uses=("questions",),
         marks=(("input", "actual_output"), ("input", "actualOutput"), ("input", "retrieval_context")),
         names=tool_files.DEEPEVAL,
@@ -234,24 +222,20 @@ FORMATS: dict[str, Adapter] = {
     "trec_rag": Adapter(
         None,
         tool_files.trec_rag,
-        by_row=False,
         uses=("questions",),
         marks=(("topic", "references"), ("metadata", "references", "answer"), ("query", "candidates")),
         names=tool_files.TREC_RAG,
     ),
-    "ragtime": Adapter(("metadata", "responses"), tool_files.trec_rag_answers, by_row=False, names=tool_files.TREC_RAG),
+    "ragtime": Adapter(("metadata", "responses"), tool_files.trec_rag_answers, names=tool_files.TREC_RAG),
     "open_rag_eval": Adapter(
         (),
         None,
         "*.csv",
         tool_files.read_open_rag_eval,
-        by_row=False,
         marks=(("query", "passage_id", "passage", "generated_answer"),),
     ),
-    "trec_rag_answers": Adapter(("topic_id", "answer"), tool_files.trec_rag_answers, by_row=False),
-    "trec_rag_nuggets": Adapter(
-        ("qid", "nuggets"), tool_files.trec_rag_nuggets, by_row=False, uses=("questions", "items")
-    ),
+    "trec_rag_answers": Adapter(("topic_id", "answer"), tool_files.trec_rag_answers),
+    "trec_rag_nuggets": Adapter(("qid", "nuggets"), tool_files.trec_rag_nuggets, uses=("questions", "items")),
     "huggingface": _samples_of(tool_files.ARROW, tool_files.read_arrow),
     "langsmith": _traces_of(tool_files.langsmith, ("run_type", "inputs"), ("inputs", "outputs")),
     "langfuse": _traces_of(
@@ -272,9 +256,7 @@ FORMATS: dict[str, Adapter] = {
         ("input", "ideal"),
     ),
     # Last, because other formats have a column with this name too
-    "ragchecker": Adapter(
-        (), None, data_sets.RAGCHECKER_FILES, data_sets.read_results, by_row=False, marks=((data_sets.RESULTS,),)
-    ),
+    "ragchecker": Adapter((), None, data_sets.RAGCHECKER_FILES, data_sets.read_results, marks=((data_sets.RESULTS,),)),
 }
 
 
@@ -302,5 +284,5 @@ def _named(row: Values, values: Values) -> Values | FileRecord:
     return {**values, "sample_id": name} if name else FileRecord(problem="q_id is null or empty", raw=canonical(row))
 
 
-QUESTIONS = Adapter(required=("q_id", "title"), expand=_question)
-CONTEXTS = Adapter(required=("q_id", "contexts"), expand=_contexts)
+QUESTIONS = Adapter(required=("q_id", "title"), expand=_question, by_row=True)
+CONTEXTS = Adapter(required=("q_id", "contexts"), expand=_contexts, by_row=True)

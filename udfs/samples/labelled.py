@@ -100,9 +100,9 @@ def _expertqa(row: Values, number: int) -> Iterator[Values | FileRecord]:
 
 PLAIN = "claims"
 CLAIM_FORMATS: dict[str, Adapter] = {
-    PLAIN: Adapter(COLUMNS, _as_sample, by_row=False, optional=("sample_id", "query_id", "query", "system")),
-    "expertqa": Adapter(data_sets.REQUIRED, _expertqa, LINES, read_lines),
-    "factscore": Adapter((), _as_sample, FILES, read_claims),
+    PLAIN: Adapter(COLUMNS, _as_sample, optional=("sample_id", "query_id", "query", "system")),
+    "expertqa": Adapter(data_sets.REQUIRED, _expertqa, LINES, read_lines, by_row=True),
+    "factscore": Adapter((), _as_sample, FILES, read_claims, by_row=True),
 }
 """Formats of labelled claims."""
 

@@ -124,7 +124,7 @@ def test_queries_without_ids_are_numbered_and_wrong_ones_are_where_they_are(
     with in_parts(spark, "20b"):
         found = read_queries(spark, str(tmp_path / "[ab].*"), ReadOptions({"query": "q"}, "cp1252"))
 
-    assert sorted((row["query_id"], row["query"]) for row in found.rows.collect()) == [
+    assert sorted((row["query_id"], row["query"]) for row in found.samples.collect()) == [
         ("1", "first"),
         ("3", "third"),
         ("4", "vierter"),
@@ -137,7 +137,7 @@ def test_documents_are_read_under_their_names(spark: SparkSession, tmp_path: Pat
 
     found = read_corpus(spark, path, options=ReadOptions({"text": "body"} | DOCID))
 
-    assert [(row["document_id"], row["text"]) for row in found.rows.collect()] == [("1", "t")]
+    assert [(row["document_id"], row["text"]) for row in found.samples.collect()] == [("1", "t")]
 
 
 DOCID = {"document_id": "docid"}
