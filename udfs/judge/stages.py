@@ -96,20 +96,31 @@ def _citation_support_of(judgement: Judgement) -> str:
     return {SUPPORT: "full_support", PARTIAL: "partial_support", NOT_SUPPORT: "no_support"}[_support_of(judgement)]
 
 
+def _reason_of(judgement: Judgement) -> str:
+    return f"probability {_known(judgement)[0]:.2f}"
+
+
 def _of_lists(
-    text: str, facts: str, records: str, number: str, label: str, label_of: Callable[[Judgement], str]
+    text: str,
+    facts: str,
+    records: str,
+    number: str,
+    label: str,
+    label_of: Callable[[Judgement], str],
+    reason_of: Callable[[Judgement], str] | None = None,
 ) -> JudgedStage:
     """Return a stage that labels each fact of a list by one text. A fact without a probability has no record.
 
     The stage raises Unjudged if no fact has a probability. `text`, with one or several texts, and `facts` are
-    variables; `records`, `number` and `label` are fields of the schema.
+    variables; `records`, `number` and `label` are fields of the schema. With `reason_of` a record has a reason too.
     """
 
     def answer(row: Row, judgements: Sequence[Judgement]) -> Mapping[str, Any]:
         found = []
         for place, judgement in enumerate(judgements, start=1):
             if judgement.entailment is not None:
-                found.append({number: place, label: label_of(judgement)})
+                reason = {} if reason_of is None else {"reason": reason_of(judgement)}
+                found.append({number: place, **reason, label: label_of(judgement)})
         if judgements and not found:
             _known(judgements[0])
         return {records: found}
@@ -195,7 +206,7 @@ JUDGED: Mapping[str, JudgedStage] = {
         lambda row: _several(row["reference"], row["candidates"]),
     ),
     "assign_nuggets": _of_lists("response", "nuggets", "labels", "number", "label", _support_of),
-    "judge_support": _of_lists("sources", "sentences", "labels", "number", "label", _citation_support_of),
+    "judge_support": _of_lists("sources", "sentences", "labels", "number", "label", _citation_support_of, _reason_of),
     "align_claims": JudgedStage(
         _align, lambda row: [(claim, aspect, row["query"]) for aspect in row["aspects"] for claim in row["claims"]]
     ),

@@ -107,19 +107,21 @@ def _citation(value: Any, listed: Sequence[str], where: str) -> dict[str, Any]:
     if isinstance(known.get("url_citation"), Mapping):
         # OpenAI nests the fields of an annotation
         known = known["url_citation"]
-    ends = [_position(known, names) for names in _SPAN]
-    if ends == [None, None]:
-        return {"start": None, "end": None, "sources": [_source(known, listed, where)]}
-    if None in ends:
+    start, end = (next((known[name] for name in names if finite(known.get(name)) is not None), None) for names in _SPAN)
+    given = next((known[name] for name in SOURCES if finite(known.get(name)) is not None), None)
+    sources = _sources_of(given, listed, where)
+    if start is None and end is None:
+        if not sources:
+            raise ValueError(f"{where} has a source without an id")
+        return {"start": None, "end": None, "sources": sources[:1]}
+    return {"start": _position(start, where), "end": _position(end, where), "sources": sources}
+
+
+def _position(value: Any, where: str) -> int:
+    """Return an end of a span, which some files have as a float. Raises ValueError for any other value."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or value < 0 or value % 1:
         raise ValueError(f"start and end of {where} are not two positions")
-    sources = next((known[name] for name in SOURCES if name in known), None)
-    return {"start": ends[0], "end": ends[1], "sources": _sources_of(sources, listed, where)}
-
-
-def _position(known: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """Return the first position under one of the names, None without one. Some files have it as a float."""
-    values = (known[name] for name in names if finite(known.get(name)) is not None)
-    return next((int(one) for one in values if isinstance(one, int | float) and one >= 0 and one % 1 == 0), None)
+    return int(value)
 
 
 def citations_of_parts(parts: Sequence[Mapping[str, Any]], listed: Sequence[str]) -> list[dict[str, Any]]:

@@ -234,5 +234,5 @@ JUDGE_SUPPORT = StageDefinition(
         rf"\d{{1,9}}: (?:{'|'.join(CITED_LABELS)})(?: \| .+)?", "n: label | reason", "one line for each sentence:"
     ),
     # A line for each sentence, whatever the length of the sources
-    figures=Figures(WRITTEN, completion=LinearSize(24.0, 0.06)),
+    figures=Figures(WRITTEN, completion=LinearSize(29.0, 0.06)),
 )

@@ -78,6 +78,14 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"labels": ["support", "partial_support", "not_support", None]},
     ),
     (
+        "judge_support",
+        {"sources": ["bees"], "sentences": ["honey", "wax", "milk", FOREIGN]},
+        {
+            "supports": ["full", "partial", "none", None],
+            "reasons": [*(f"probability {one}" for one in ("0.90", "0.30", "0.00")), None],
+        },
+    ),
+    (
         "align_claims",
         {"query": "q", "aspects": ["honey", "milk"], "claims": ["wasps", "bees"]},
         {"evidence": [[2], []]},
@@ -145,6 +153,7 @@ def test_statements_near_the_query_are_rated_higher() -> None:
         ("match_one", {"reference": FOREIGN, "candidate": "bees"}),
         ("match_many", {"reference": "milk", "candidates": ["bees", FOREIGN]}),
         ("assign_nuggets", {"query": "q", "response": FOREIGN, "nuggets": ["honey"]}),
+        ("judge_support", {"sources": [FOREIGN], "sentences": ["honey"]}),
         ("align_claims", {"query": "q", "aspects": ["milk"], "claims": [FOREIGN]}),
         ("verify_claim", {"claim": "milk", "evidence": ["bees", FOREIGN]}),
         ("check_coverage", {"fact": FOREIGN, "claims": ["bees"]}),

@@ -99,7 +99,7 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
         "rubric": [{"text": TEXT, "points": 1, "levels": ["bad", "good"], "tags": ["a"], "axis": "a"}],
     },
 }
-OWN_FILES = ("realsumm", "k_qa", "trec_web", "huggingface")
+OWN_FILES = ("realsumm", "k_qa", "trec_web", "huggingface", "open_rag_eval")
 ADAPTERS: Mapping[str, Adapter | None] = {
     **FORMATS,
     "claims": CLAIM_FORMATS["claims"],

@@ -121,13 +121,19 @@ def test_parts_are_sentences_and_keep_their_sources() -> None:
         ([{"start": -1, "end": 2, "source": "a"}], "start and end of citation 1 are not two positions"),
         ([{"start": 0.5, "end": 2, "source": "a"}], "start and end of citation 1 are not two positions"),
         (["a", {}], "citation 2 has a source without an id"),
-        ([["a"]], "citation 1 has a source without an id"),
+        ([{"start": -1, "end": -1, "source": "a"}], "start and end of citation 1 are not two positions"),
+        ([[["a"]]], "citation 1 has a source without an id"),
         ([{"start": 0, "end": 1, "source": [""]}], "citation 1 has a source without an id"),
     ],
 )
 def test_unusable_citations_are_named_without_their_text(value: object, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         normalise_citations(value, IDS)
+
+
+def test_written_citations_are_read_again() -> None:
+    rows = normalise_citations(["u", {"start": 0.0, "end": 3, "source": "z"}, {"start": 4, "end": 7}], [])
+    assert normalise_citations(rows, []) == rows
 
 
 def test_columns_of_samples() -> None:
