@@ -16,7 +16,7 @@ import pyarrow as pa
 from untold.udfs.facts.aspect_coverage import MEASURE, BoundedValue, measure_list
 from untold.udfs.samples.batches import in_batches
 from untold.udfs.samples.citations import cited_sentences, source_key
-from untold.udfs.stages.arrow import UNASKED
+from untold.udfs.stages import UNASKED
 
 FULL, PARTIAL, NONE = "full", "partial", "none"
 # The credit of TREC's support assessment

@@ -73,6 +73,10 @@ MASKS: Registry[Mask] = Registry((), "untold.masks")
 """Masks of the texts of requests. Only other packages have masks."""
 
 
+UNASKED = "unasked"
+"""The error type of a request that has no completion and no failure yet."""
+
+
 def definition_of(name: str) -> StageDefinition:
     """Return the stage of this name from `STAGES` or `LOOKUPS`. Raises KeyError for an unknown name."""
     return LOOKUPS[name] if name in LOOKUPS else STAGES[name]

@@ -20,12 +20,12 @@ from untold.udfs.llm.usage import estimate_tokens
 from untold.udfs.ratings import weigh
 from untold.udfs.retrieval.embedding import embedding_inputs, normalised
 from untold.udfs.stages import MASKS, definition_of
+from untold.udfs.stages import UNASKED as UNASKED
 from untold.udfs.stages.definitions import ExtractedItem, StageDefinition, Unparsable, read_as
 from untold.udfs.stages.non_answers import example_names
 
 LEAKED = "leaked_example"
 TOKENS = "tokens"  # the estimated tokens of a request's prompt
-UNASKED = "unasked"  # the error type of a request that has no completion and no failure yet
 
 
 def add_request_ids(

@@ -399,7 +399,7 @@ TURNED = {
     "UnreadableFileError",
     "UndecodableError",
     "BrokenLinkError",
-    "UnreadableTableError",
+    "OverdueError",
     "CondensationError",
     "DamagedError",
     "NoHitsError",

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
         ("untold prompts extract_a", ["extract_atoms"]),
         ("untold schema summ", ["summary"]),
         ("untold score --form", ["--format"]),
-        ("untold score --format rag", ["ragas", "ragchecker"]),
+        ("untold score --format rag", ["ragas", "ragchecker", "ragtime"]),
         ("untold doctor --endpoint open", ["openai", "openai-reasoning", "openrouter"]),
         ("untold export run --to p", ["parquet", "phoenix"]),
         ("untold completion z", ["zsh"]),
