@@ -320,7 +320,8 @@ def test_yaml_holds_settings(one: Snippet) -> None:
 
 
 def test_the_package_that_adds_a_metric_is_the_one_that_is_tested() -> None:
-    (toml,) = [one for one in SNIPPETS if one.language == "toml"]
+    toml, mask = [one for one in SNIPPETS if one.language == "toml"]
+    assert "untold.masks" in mask.text
     groups = tomllib.loads(toml.text)["project"]["entry-points"]
     told = "\n\n".join(f"[{group}]\n" + "\n".join(f"{k} = {v}" for k, v in of.items()) for group, of in groups.items())
     assert told == ENTRY_POINTS.strip()

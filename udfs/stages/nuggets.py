@@ -235,4 +235,5 @@ JUDGE_SUPPORT = StageDefinition(
     ),
     # A line for each sentence, whatever the length of the sources
     figures=Figures(WRITTEN, completion=LinearSize(29.0, 0.06)),
+    example={"sources": ["Ada lives in Lyon."], "sentences": ["Ada lives in Lyon.", "Ada lives in Rome."]},
 )

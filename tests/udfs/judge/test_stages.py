@@ -75,7 +75,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (
         "assign_nuggets",
         {"query": "q", "response": "bees", "nuggets": ["honey", "wax", "milk", FOREIGN]},
-        {"labels": ["support", "partial_support", "not_support", None]},
+        {"labels": ["support", "partial_support", "not_support", None], "reasons": [None] * 4},
     ),
     (
         "judge_support",
