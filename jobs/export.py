@@ -1,6 +1,6 @@
-"""A run's scores for other tools: a row a sample as CSV, XLSX, Parquet or JSON Lines, lines of measures, RAGChecker's.
+"""Write the scores of a run for other tools: one row per sample, lines of measures, or the format of the tool.
 
-Tables are sorted by sample_id, so that they are read side by side, a batch at a time, whatever their size.
+Tables are sorted by sample_id, so several tables are read in parallel in batches, for any size.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from untold.udfs.texts import escape_formula
 
 BATCH_ROWS = 1000
 GROUP_ROWS = 10_000
-# Of a worksheet, the header included
+# The maximum number of rows of a worksheet, with the header
 XLSX_ROWS = 1_048_576
-# Columns of samples that are long, and are in the table `samples`
+# Long columns of the table `samples`, which are not exported
 LEFT_OUT = ("contexts", "aspects", "references", "ground_truth", "claim_checks")
 SCORE_COLUMNS = ("score", "score_low", "score_high", "status", "covered", "uncovered")
 STATEMENT_COLUMNS = ("sample_id", "metric", "text", "covered")
@@ -45,7 +45,7 @@ MISSING = "missing"
 MEASURE = ("metric", "measure")
 NUGGETS = "nuggets"
 SUMMARY_FIGURES = ("mean", "ci_low", "ci_high", "n", "scored", "undefined", "failed")
-# Older MLflow servers take no longer values of parameters
+# The maximum length of a parameter for older MLflow servers
 PARAMETER_CHARACTERS = 500
 REPORT = "report.html"
 RAG, TREC, WANDB = "rag", "trec", "wandb"
@@ -60,9 +60,9 @@ Row = dict[str, Any]
 
 
 def wide_schema(run: RunTables) -> pa.Schema:
-    """The columns of a wide row: those of samples but the long ones, then `<metric>_<column>` by metric.
+    """Return the columns of a wide row: the short columns of samples, then `<metric>_<column>` by metric.
 
-    Lists and objects become text, as JSON; `<metric>_missing` has a statement a line.
+    Lists and objects become JSON. `<metric>_missing` has one statement per line.
     """
     kept = [field for field in run.dataset("samples").schema if field.name not in LEFT_OUT]
     of_samples = [(field.name, pa.string() if pa.types.is_nested(field.type) else field.type) for field in kept]
@@ -76,12 +76,12 @@ def wide_schema(run: RunTables) -> pa.Schema:
 
 
 def metrics_of(run: RunTables) -> list[str]:
-    """The metrics of a run, in the order of its summary."""
+    """Return the metrics of a run, in the order of its summary."""
     return list(dict.fromkeys(run.summary()["metric"].to_pylist()))
 
 
 def wide_rows(run: RunTables) -> Iterator[Row]:
-    """The samples in their order, each with the scores of its metrics and what it leaves out.
+    """Yield the samples in order, each with the scores of its metrics and its missing statements.
 
     Raises UnreadableRunError for tables that are not sorted by sample_id.
     """
@@ -105,7 +105,7 @@ def wide_rows(run: RunTables) -> Iterator[Row]:
 
 
 def _rows(run: RunTables, table: str, columns: Sequence[str]) -> Iterator[Row]:
-    """The rows of a table in its order, null where it lacks a column. Raises UnreadableRunError where ids descend."""
+    """Yield the rows of a table in order, with missing columns null. Raises UnreadableRunError for unsorted ids."""
     last, rows = "", run.dataset(table)
     there = [name for name in columns if name in rows.schema.names]
     for batch in batches_of(rows, there, most=BATCH_ROWS):
@@ -118,7 +118,7 @@ def _rows(run: RunTables, table: str, columns: Sequence[str]) -> Iterator[Row]:
 
 
 class _Beside:
-    """Rows of a sorted table, taken sample by sample."""
+    """The rows of a sorted table by sample."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._groups = groupby(rows, key=itemgetter("sample_id"))
@@ -126,14 +126,14 @@ class _Beside:
         self._found: Iterator[Row] = iter(())
 
     def of(self, name: str) -> list[Row]:
-        """The rows of a sample, none where the table has none; samples are asked for in their order."""
+        """Return the rows of a sample. Calls must have the order of the samples."""
         while self._name is not None and self._name < name:
             self._name, self._found = next(self._groups, (None, iter(())))
         return list(self._found) if self._name == name else []
 
 
 def write_csv(run: RunTables, file: IO[bytes], *, mark: bool = True) -> None:
-    """CSV in UTF-8, with a byte order mark, which Excel asks for. A text that would be a formula gets an apostrophe."""
+    """Write CSV in UTF-8, with the byte order mark that Excel needs. An apostrophe precedes a text like a formula."""
     schema = wide_schema(run)
     text = io.TextIOWrapper(file, encoding="utf-8-sig" if mark else "utf-8", newline="")
     writer = csv.writer(text)
@@ -145,7 +145,7 @@ def write_csv(run: RunTables, file: IO[bytes], *, mark: bool = True) -> None:
 
 
 def write_lines(run: RunTables, file: IO[bytes]) -> None:
-    """JSON Lines with all columns in every row."""
+    """Write JSON Lines with all columns in every row."""
     names = wide_schema(run).names
     for row in wide_rows(run):
         line = json.dumps({name: row.get(name) for name in names}, ensure_ascii=False, default=str)
@@ -153,7 +153,7 @@ def write_lines(run: RunTables, file: IO[bytes]) -> None:
 
 
 def write_parquet(run: RunTables, file: IO[bytes]) -> None:
-    """Parquet, in row groups of `GROUP_ROWS` samples."""
+    """Write Parquet in row groups of `GROUP_ROWS` samples."""
     schema, rows = wide_schema(run), wide_rows(run)
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         while chunk := list(islice(rows, GROUP_ROWS)):
@@ -161,7 +161,7 @@ def write_parquet(run: RunTables, file: IO[bytes]) -> None:
 
 
 def write_xlsx(run: RunTables, file: IO[bytes]) -> None:
-    """A worksheet. Raises UserError for more samples than one holds."""
+    """Write a worksheet. Raises UserError for more samples than a worksheet can have."""
     require("export --to xlsx", "study", "openpyxl")
     samples = run.dataset("samples").count_rows()
     if samples >= XLSX_ROWS:
@@ -176,18 +176,18 @@ def write_xlsx(run: RunTables, file: IO[bytes]) -> None:
 
 
 def write_measures(run: RunTables, file: IO[bytes]) -> None:
-    """Lines of TREC, `qid measure value`: scores and measures of each sample, then `all` with their means.
+    """Write lines of TREC, `qid measure value`: the scores and measures of each sample, then `all` with their means.
 
-    The qid is the query_id where each sample of a system has one of its own, else the sample_id; white space becomes
-    `_`. What is undefined has no line. Where several systems answer a topic, each has lines of its own, which begin
-    with `all runid <system>` and end with its means.
+    The qid is the query_id if it is unique among the samples of a system, otherwise the sample_id. White space becomes
+    `_`. Undefined values have no line. If several systems respond to a topic, the lines of each system are together:
+    they begin with `all runid <system>` and end with its means.
     """
     for system in (*pooled_systems(run),) or (None,):
         _write_measures(run, file, system)
 
 
 def pooled_systems(run: RunTables) -> list[str]:
-    """The systems of a run of which several answer one topic, each of them once; else none."""
+    """Return the systems of a run if several respond to a topic, each at most once, otherwise an empty list."""
     if not {"query_id", "system"} <= set(run.dataset("samples").schema.names):
         return []
     counts = "count(*), count(distinct query_id), count(distinct (query_id, system)), count(system)"
@@ -199,7 +199,7 @@ def pooled_systems(run: RunTables) -> list[str]:
 
 
 def _write_measures(run: RunTables, file: IO[bytes], system: str | None) -> None:
-    """The lines of one of the pooled systems; of all samples where it is None."""
+    """Write the lines of one of the pooled systems, or of all samples for None."""
     qid, names = _qid_column(run) if system is None else "query_id", _names_of_lines(run)
     if system is not None:
         file.write(f"all\trunid\t{_without_spaces(system)}\n".encode("utf-8", "replace"))
@@ -221,7 +221,7 @@ def _write_measures(run: RunTables, file: IO[bytes], system: str | None) -> None
 
 
 def _qid_column(run: RunTables) -> str:
-    """The column of samples that names them: query_id where each has one of its own."""
+    """Return the column with the ids of samples: query_id if it is unique, otherwise sample_id."""
     if "query_id" not in run.dataset("samples").schema.names:
         return "sample_id"
     ((rows, topics),) = run.sql("select count(*), count(distinct query_id) from samples").fetchall()
@@ -229,14 +229,14 @@ def _qid_column(run: RunTables) -> str:
 
 
 def _means(run: RunTables, system: str | None = None) -> list[Row]:
-    """The rows of `summary` and of `measures_summary` of a system; over all samples where it is None."""
+    """Return the rows of `summary` and `measures_summary` of a system, or over all samples for None."""
     tables = [run.summary(), *([run.table("measures_summary")] if "measures_summary" in run.tables else [])]
     level = "overall" if system is None else "system"
     return [row for table in tables for row in table.to_pylist() if (row["level"], row["system"]) == (level, system)]
 
 
 def _names_of_lines(run: RunTables) -> dict[tuple[str, str | None], str]:
-    """What a line of a metric, or of its measure, is called: with its metric in front where two have one name."""
+    """Return the name of each metric and measure in lines. The metric precedes a name that occurs twice."""
     lines = [(row["metric"], row.get("measure")) for row in _means(run)]
     counts = Counter(measure or metric for metric, measure in lines)
     return {
@@ -254,7 +254,9 @@ def _without_spaces(name: str) -> str:
 
 
 def write_ragchecker(run: RunTables, file: IO[bytes]) -> None:
-    """RAGChecker's JSON: samples with claims, relations and measures, then means in per cent, undefined ones as 0.
+    """Write RAGChecker's JSON: samples with claims, relations and measures, then means in per cent.
+
+    Undefined measures are 0.
 
     Raises UserError for a run without the metric rag.
     """
@@ -274,7 +276,7 @@ def write_ragchecker(run: RunTables, file: IO[bytes]) -> None:
 
 
 def _ragchecker_results(run: RunTables) -> Iterator[Row]:
-    """The samples in their order, in RAGChecker's form. A list that lacks a relation is null: it is asked anew then."""
+    """Yield the samples in order in RAGChecker's format. A list with a missing relation is null."""
     columns = {
         "claims": ("position", "text", "verdict"),
         "statements": ("statement_id", "text", "relation"),
@@ -291,7 +293,7 @@ def _ragchecker_results(run: RunTables) -> Iterator[Row]:
         truth = sorted(found["statements"], key=lambda row: int(row["statement_id"].rpartition(":")[2]))
         contexts = sorted(found["contexts_used"], key=itemgetter("rank"))
         measures = {row["measure"]: row["value"] for row in found["measures"]}
-        # Without claims nothing tells a text that states nothing from one that could not be read
+        # The number of claims is null for a text with failed claims, and 0 for a text without claims
         known = {RESPONSE: measures.get(CLAIMS) is not None, TRUTH: measures.get(TRUTH_CLAIMS) is not None}
         relations = {
             RESPONSE: [RELATION_OF.get(row["verdict"]) for row in claims],
@@ -309,7 +311,7 @@ def _ragchecker_results(run: RunTables) -> Iterator[Row]:
             retrieved = None if None in cells else cells
             given = ([row["text"] for row in rows], _labels(relations[side]), retrieved)
             result |= dict(zip(FIELDS[side], given if known[side] else (None, None, None), strict=True))
-        # Without a ground truth, undefined measures are left out instead of 0
+        # A sample without a ground truth omits undefined measures, which are otherwise 0
         shown = [name for name in PUBLISHED if known[RESPONSE] and (known[TRUTH] or measures[name] is not None)]
         yield {**result, "metrics": {name: measures[name] or 0.0 for name in shown}}
 
@@ -320,9 +322,9 @@ def _labels(relations: Iterable[str | None]) -> list[str] | None:
 
 
 def write_nuggets(run: RunTables, file: IO[bytes]) -> None:
-    """JSON Lines as nuggetizer writes them: the kept nuggets of each response, with their assignments.
+    """Write JSON Lines as nuggetizer does: the kept nuggets of each response with their assignments.
 
-    A response without some assignment is left out, since readers take the list for the whole (`note_of`).
+    A response with a missing assignment is omitted, because readers expect complete lists (`note_of`).
     Raises UserError for a run without the metric nuggets.
     """
     if NUGGETS not in metrics_of(run):
@@ -415,16 +417,15 @@ WRITERS: Mapping[str, Callable[[RunTables, IO[bytes]], None]] = {
     WANDB: write_wandb,
 }
 MLFLOW = "mlflow"
-# What a terminal or a pipe takes; the others are files
+# The formats for a terminal or a pipe. The others need a file
 TEXTS = ("csv", "jsonl", TREC, "ragchecker", "trec_rag_nuggets", *TRACKERS, WANDB)
-SENT = (*TRACKERS, WANDB)
 
 
 def export(run: RunTables, to: str, output: str) -> list[str]:
-    """Writes a run in one of `WRITERS` to a file, which appears whole; gives its path.
+    """Write a run with one of `WRITERS` to a complete file, and return its path.
 
-    `trec` has a file for each of `pooled_systems`, `run.<system>.txt` beside run.txt, as tools for runs read one of a
-    system. Raises UserError for another form.
+    `trec` writes a file for each of `pooled_systems`, such as `run.<system>.txt` for run.txt, because tools read one
+    file per system. Raises UserError for an unknown format.
     """
     if to not in WRITERS:
         raise UserError(f"no form {to!r}{aside(near_misses(to, WRITERS))}; there are {', '.join(WRITERS)}")
@@ -444,7 +445,7 @@ def export(run: RunTables, to: str, output: str) -> list[str]:
 
 
 def note_of(run: RunTables, to: str) -> str | None:
-    """What a reader of this form of the run should know."""
+    """Return a note for readers of a format, or None."""
     if to == TREC:
         return "each line is qid, measure, value. Undefined values have no line"
     if to != "trec_rag_nuggets":
@@ -456,10 +457,10 @@ def note_of(run: RunTables, to: str) -> str | None:
 
 
 def log_to_mlflow(run: RunTables) -> tuple[str, str]:
-    """Logs a run as one of MLflow: parameters, figures of its summary, and its report where one lies in the output.
+    """Log a run to MLflow: parameters, figures of its summary, and its report if the output has one.
 
-    MLflow's own variables say where (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME). Gives the ids of experiment and
-    run. Raises UserError where mlflow is not installed.
+    MLflow's environment variables name the server (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME). Return the ids of the
+    experiment and of the run. Raises UserError if mlflow is not installed.
     """
     if find_spec(MLFLOW) is None:
         raise UserError("export --to mlflow needs mlflow: pip install mlflow")
@@ -476,7 +477,7 @@ def log_to_mlflow(run: RunTables) -> tuple[str, str]:
 def send(run: RunTables, to: str, url: str | None = None, rate: float = CALLS_PER_SECOND) -> str:
     """Send the scores of a run to a tool, and return a line about it. A second call changes nothing there.
 
-    `url` is the address of the tool, by default that of the tool's environment variables, which also have the keys.
+    `url` is the address of the tool. By default, it comes from the tool's environment variables, as the keys do.
     `rate` is the largest number of calls per second.
 
     Raises:
@@ -510,7 +511,7 @@ def _log_to_wandb(run: RunTables) -> str:
 
 
 def parameters(run: RunTables) -> dict[str, str]:
-    """What a run is of: metrics, models, samples, input and how it ended."""
+    """Return the parameters of a run: metrics, models, samples, input and status."""
     manifest = run.manifest
     given = manifest.get("input") or {}
     found = {
@@ -526,9 +527,10 @@ def parameters(run: RunTables) -> dict[str, str]:
 
 
 def figures(run: RunTables) -> dict[str, float]:
-    """The figures of a run's summary, `<metric>.<figure>` over all samples and `<metric>.<figure>.<system>` by system.
+    """Return the figures of the summary of a run, and the calls, tokens and cost of all attempts.
 
-    With calls, tokens and cost of all starts. Names have the characters that MLflow takes.
+    The names are `<metric>.<figure>` over all samples, and `<metric>.<figure>.<system>` by system. They only have
+    characters that MLflow accepts.
     """
     found: dict[str, float] = {}
     for row in run.summary().to_pylist():
@@ -546,7 +548,7 @@ def _plain(name: str | None) -> str:
 
 
 def _distinct(name: str, taken: Container[str]) -> str:
-    """The name, with a number where another has become the same."""
+    """Return the name, with a number if it is already taken."""
     number, found = 1, name
     while found in taken:
         number += 1

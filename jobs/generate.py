@@ -1,4 +1,4 @@
-"""Questions to answers by several systems, ready to be scored: `untold generate` (methods, section 8)."""
+"""Generate the responses of several systems to questions for scoring: `untold generate` (methods, section 8)."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ from untold.udfs.redaction import redact
 STAGE = "generate_answer"
 TABLES = ("samples", "failures", "usage")
 USAGE_OF_SYSTEMS = pa.schema([("system", pa.string()), *USAGE])
-# The columns of a sample come first, in the order of the contract; a question's own follow
+# The columns of a sample come first, in the order of the contract. The other columns of the question follow
 LEADING = ("sample_id", "query", "response", "contexts", "system", "question_id")
-# What became of a question, and the status under which fail_on_error and the exit code count it
+# The outcome of a question, and its status for fail_on_error and the exit code
 STATUSES = {"answered": "ok", "failed": "failed", "unasked": "budget"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateRequest(RunRequest, GenerateOptions):
-    """What `untold generate` was asked to do, under the settings of any system: they differ in `llm.*` alone."""
+    """The request of `untold generate`, with the settings of one of the systems, which only differ in `llm.*`."""
 
     systems: Mapping[str, Resolved]
 
 
 @dataclass(frozen=True)
 class _System:
-    """A system that answers: the stage under its settings, and where its calls go."""
+    """A system with its settings, its stage and its endpoint."""
 
     name: str
     settings: Settings
@@ -62,7 +62,7 @@ class _System:
 
 @dataclass(frozen=True)
 class _SystemAnswers:
-    """What a system gave: sample_id of the question, request_id, answer, error_type, error."""
+    """The responses of a system: sample_id of the question, request_id, answer, error_type, error."""
 
     system: _System
     runner: StageRunner
@@ -71,7 +71,7 @@ class _SystemAnswers:
 
 @dataclass(frozen=True)
 class _Generating:
-    """What the steps of one start share."""
+    """The common data of the steps of an attempt."""
 
     start: Start
     request: GenerateRequest
@@ -79,10 +79,10 @@ class _Generating:
 
 
 def generate(request: GenerateRequest, display: Display) -> Outcome:
-    """Writes samples, failures, usage and a manifest. Raises errors with one clear line for what a user can mend.
+    """Write samples, failures, usage and a manifest. Raise errors of one line that a user can fix.
 
-    `samples`: sample_id (`<question_id>:<system>`), query, response, contexts, system, question_id, then the columns of
-    the question; a row an answer that was got. A failure is no answer and has no row.
+    `samples` has a row per response: sample_id (`<question_id>:<system>`), query, response, contexts, system,
+    question_id, then the columns of the question. A failed response has no row.
 
     All systems answer the same questions, one system after the other. Methods, section 8.
     """
@@ -98,7 +98,7 @@ def generate(request: GenerateRequest, display: Display) -> Outcome:
 
 
 def _bind(name: str, given: Resolved, request: GenerateRequest, display: Display, stack: ExitStack) -> _System:
-    """A system with its stage and its endpoint, which `stack` closes."""
+    """Return a system with its stage and its endpoint, which `stack` closes."""
     endpoint = open_endpoint(request, display, settings=given.settings, embedded=given.embedded)
     stack.enter_context(endpoint)
     stage = bind_stage(STAGE, given.settings, embedded_model=endpoint.model_sha256)
@@ -106,7 +106,7 @@ def _bind(name: str, given: Resolved, request: GenerateRequest, display: Display
 
 
 def _check_distinct(systems: Sequence[_System]) -> None:
-    """Raises SystemsError for two systems whose requests are the same: one would be given the other's answers."""
+    """Raise SystemsError for two systems with the same requests, because they would share all completions."""
     first: dict[str, str] = {}
     for system in systems:
         same = first.setdefault(system.stage.digest, system.name)
@@ -118,7 +118,7 @@ def _check_distinct(systems: Sequence[_System]) -> None:
 
 
 def _generate(run: _Generating) -> Outcome:
-    """One start: reads and claims, asks each system, writes. An output with nothing left to ask is not touched."""
+    """Run one attempt: read the questions, claim the output, run each system, and write. A complete output stays."""
     start, request = run.start, run.request
     found, notes = read_questions(
         start.spark,
@@ -141,11 +141,11 @@ def _generate(run: _Generating) -> Outcome:
     if unchanged := start.unchanged():
         return unchanged
     _begin(run, found, content)
-    # It takes as long to start as Spark takes to prepare what it will be asked
+    # The process of the actors starts while Spark prepares the requests
     start.engines.prepare()
     questions = start.workspace.keep(found.samples, "questions")
     invalid = start.workspace.keep(found.invalid, "invalid")
-    # Rows once read lie on the workers' disks; a lost worker's are read again, from a file that may have changed
+    # The rows are on the disks of workers. If a worker is lost, Spark reads the file again, which may have changed
     if fingerprint(questions) != content:
         raise SampleError(f"{request.input} changed while it was read; start again")
     answers = _ask_systems(run, questions.join(invalid, on="sample_id", how="left_anti"))
@@ -154,7 +154,7 @@ def _generate(run: _Generating) -> Outcome:
 
 
 def _begin(run: _Generating, found: Samples, content: str) -> None:
-    """Writes the manifest as `running`, with each system's model settings and digests, and no secrets."""
+    """Write the manifest as `running`, with the model settings and digests of each system, and without secrets."""
     request = run.request
     run.start.begin(
         shown(request.settings, exclude={"llm"}),
@@ -168,11 +168,11 @@ def _begin(run: _Generating, found: Samples, content: str) -> None:
 
 
 def _ask_systems(run: _Generating, questions: DataFrame) -> list[_SystemAnswers]:
-    """The answers of one system after the other; where one ends the run, those after it are not asked."""
-    # Prompts show texts alone; ids go back to the samples through the question
+    """Return the responses of the systems in order. If a system ends the run, the next systems are not run."""
+    # Prompts contain only texts. The ids of contexts come from the question
     texts = F.transform("contexts", lambda context: context["text"])
     if run.request.format is not None:
-        # Of a data set without contexts: of an empty list a system would have to say that it holds nothing relevant
+        # For a data set without contexts. A system would have to respond to an empty list that nothing is relevant
         texts = F.when(F.size("contexts") > 0, texts)
     if run.request.closed_book:
         texts = F.lit(None).cast("array<string>")
@@ -185,13 +185,13 @@ def _ask_systems(run: _Generating, questions: DataFrame) -> list[_SystemAnswers]
         display.course.enter(system.name)
         runner = _runner(run, system, answers[-1].runner if answers else None)
         answers.append(_SystemAnswers(system, runner, runner.ask(STAGE, rows, carry=("sample_id",))))
-        # A local model's server gives its memory back before the next one starts
+        # The server of a local model frees its memory before the next one starts
         system.endpoint.close()
     return answers
 
 
 def _runner(run: _Generating, system: _System, before: StageRunner | None) -> StageRunner:
-    """What asks a system, with what the systems before it have spent."""
+    """Return the runner of a system, with the usage of the earlier systems."""
     runner = run.start.runner(
         {STAGE: system.stage},
         system.endpoint,
@@ -200,21 +200,21 @@ def _runner(run: _Generating, system: _System, before: StageRunner | None) -> St
         answered_before=_has_answered(system.name, run.start.output.manifest["starts"]),
     )
     if before is not None:
-        # A budget holds for all systems together, and a run that ended asks no further system
+        # A budget is for all systems together, and a run that ended sends no requests of further systems
         runner.follow(before)
     return runner
 
 
 def _has_answered(system: str, starts: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the system was answered in an earlier start.
+    """Return True if an earlier attempt has a completion of the system.
 
-    Before that a 403, a 404 and an unknown model end the run at once (docs/contract.md, "Runs, outputs, stores").
+    Without one, a 403, a 404 or an unknown model ends the run at once (docs/contract.md, "Runs, outputs, stores").
     """
     return any(row["answered"] for start in starts for row in start["usage"] if row["system"] == system)
 
 
 def _finish(start: Start, questions: DataFrame, invalid: DataFrame, answers: Sequence[_SystemAnswers]) -> Outcome:
-    """Writes the tables and ends the run."""
+    """Write the tables and end the run."""
     samples = [make_samples(questions, one.rows, one.system.name) for one in answers]
     failures = [make_failures(one.rows, invalid, one.system.name) for one in answers]
     start.output.write("samples", reduce(DataFrame.unionByName, samples), order=("sample_id",))
@@ -229,9 +229,10 @@ def _finish(start: Start, questions: DataFrame, invalid: DataFrame, answers: Seq
 
 
 def make_samples(questions: DataFrame, answers: DataFrame, system: str) -> DataFrame:
-    """A system's rows of the table `samples`: `LEADING`, then the other columns of the questions; a row an answer.
+    """Return the rows of the table `samples` of a system: `LEADING`, then the other columns of the questions.
 
-    questions: sample_id (the question's), query, contexts and others; answers: sample_id, answer, error_type.
+    There is a row per response. questions: sample_id (of the question), query, contexts and other columns. answers:
+    sample_id, answer, error_type.
     """
     got = answers.where(F.col("error_type").isNull()).select("sample_id", F.col("answer").alias("response"))
     rest = [column_named(name) for name in questions.columns if name not in LEADING]
@@ -242,9 +243,9 @@ def make_samples(questions: DataFrame, answers: DataFrame, system: str) -> DataF
 
 
 def make_failures(answers: DataFrame, invalid: DataFrame, system: str) -> DataFrame:
-    """A system's rows of the table `failures`: answers that were asked for and not got, and rows that are no question.
+    """Return the rows of the table `failures` of a system: failed requests, and invalid rows.
 
-    answers: sample_id (the question's), request_id, error_type, error; invalid: sample_id, error.
+    answers: sample_id (of the question), request_id, error_type, error. invalid: sample_id, error.
     """
     own = {"metric": F.lit(None).cast("string"), "stage": F.lit(STAGE)}
     failed = answers.where(has_failed()).withColumns(own).select(*FAILURES.names)
@@ -253,14 +254,14 @@ def make_failures(answers: DataFrame, invalid: DataFrame, system: str) -> DataFr
 
 
 def _sample_id(question_id: str, system: str) -> Any:
-    """`<question_id>:<system>`: one question has a sample for each system."""
+    """Return `<question_id>:<system>`, because a question has a sample for each system."""
     return F.concat_ws(":", question_id, F.lit(system))
 
 
 def _count(answers: _SystemAnswers, counts: Mapping[str, Any]) -> dict[str, Any]:
-    """What became of a system's questions; a row that is no question has failed.
+    """Return the outcome of the questions of a system, as a row of the manifest and of the printed table.
 
-    system, model, questions, answered, failed, unasked: a row of the manifest and of what is shown.
+    The fields are system, model, questions, answered, failed and unasked. Invalid rows count as failed.
     """
     outcome = F.when(is_unasked(), "unasked").when(has_failed(), "failed").otherwise("answered")
     found = {row["outcome"]: row["count"] for row in answers.rows.groupBy(outcome.alias("outcome")).count().collect()}
@@ -275,7 +276,7 @@ def _count(answers: _SystemAnswers, counts: Mapping[str, Any]) -> dict[str, Any]
 
 
 def show_systems(outcome: Outcome, request: RunRequest) -> None:
-    """Prints what became of the questions, and how to go on."""
+    """Print the outcome of the questions, and the next command."""
     if outcome.unchanged:
         print("Nothing to do. The results are unchanged")
     systems, counts = outcome.manifest["systems"], ("questions", "answered", "failed", "unasked")

@@ -51,16 +51,16 @@ from untold.udfs.storage import StoragePath
 
 TABLES = ("failures", "usage")
 COMMAND = "index"
-# What of `index.*` an index is made by; the rest says how it is spread and searched
+# The settings `index.*` that change an index. The others change its distribution and the search
 MADE_BY = {"chunk_words", "chunk_overlap", "codec"}
 
 
 def index(request: RunRequest, display: Display) -> Outcome:
-    """Makes or grows the index in the output. Raises errors with one clear line for what a user can mend.
+    """Create or extend the index in the output. Raise errors of one line that a user can fix.
 
-    An index belongs to the embedding model and to how texts are cut, not to a corpus: what the corpus has anew is added
-    in new shards, what it has no more is passed over. Killed at any moment, it is searched as it was before, and goes
-    on when it is started again.
+    An index depends on the embedding model and on the chunks, and not on a corpus. New documents of the corpus become
+    new shards, and removed documents are skipped. After a kill, the earlier index is searched, and the next attempt
+    continues.
     """
     request = request.pinned()
     stages = {STAGE: bind_stage(STAGE, request.settings)}
@@ -73,7 +73,7 @@ def index(request: RunRequest, display: Display) -> Outcome:
 
 
 def _index(start: Start, runner: StageRunner) -> Outcome:
-    """One start: claims, reads, makes what is missing, and names it in the manifest."""
+    """Run one attempt: claim the output, read the corpus, create the missing shards, and write the manifest."""
     request, output, steps = start.request, start.output, start.workspace
     settings, digest = request.settings, runner.stages[STAGE].digest
     results = {"index": settings.index.model_dump(include=MADE_BY)}
@@ -95,7 +95,7 @@ def _index(start: Start, runner: StageRunner) -> Outcome:
 
 
 def _is_whole_of(start: Start, corpus: Samples, before: Catalog, content: str) -> bool:
-    """Whether the index is whole and of this very corpus."""
+    """Return True if the index is complete and has exactly this corpus."""
     earlier = start.output.earlier or {}
     same = earlier["input"]["fingerprint"] == content and earlier["counts"]["invalid"] == corpus.invalid_count
     outgrown = not before.making.lists and before.chunks > start.request.settings.index.exact_chunks
@@ -103,7 +103,7 @@ def _is_whole_of(start: Start, corpus: Samples, before: Catalog, content: str) -
 
 
 def _is_whole(place: str, catalog: Catalog) -> bool:
-    """Whether what every shard begins as, the shards and their tombstones are there."""
+    """Return True if the common beginning of all shards, the shards and their tombstones exist."""
     dead = [StoragePath(place) / DEAD / shard.tombstones for shard in catalog.shards if shard.tombstones]
     files = [StoragePath(place) / COARSE, *dead]
     if not is_begun(place, catalog.making) or not all(file.entry().kind == "file" for file in files):
@@ -112,7 +112,7 @@ def _is_whole(place: str, catalog: Catalog) -> bool:
 
 
 def _make(maker: Maker, documents: DataFrame, corpus: Samples, before: Catalog | None) -> IndexBuild:
-    """The index. Where no document has a word, rows that are none still go into the table failures."""
+    """Return the index. If no document has a word, invalid rows still go into the table failures."""
     try:
         return maker.make(documents, corpus.row_count, before)
     except CorpusError as error:
@@ -123,7 +123,7 @@ def _make(maker: Maker, documents: DataFrame, corpus: Samples, before: Catalog |
 
 
 def _begin(start: Start, corpus: Samples, before: Catalog | None, content: str) -> None:
-    """Writes the manifest as `running`, still with the index as it was: that is searched until there is another."""
+    """Write the manifest as `running`. It names the earlier index, which is searched until the new one is complete."""
     counts = {"documents": corpus.row_count, "invalid": corpus.invalid_count, "duplicates": corpus.duplicates}
     kept = {} if before is None else {COMMAND: before.plain()}
     given = start.request.shown_input(content)
@@ -132,7 +132,7 @@ def _begin(start: Start, corpus: Samples, before: Catalog | None, content: str) 
 
 
 def _finish(start: Start, corpus: Samples, made: IndexBuild, runner: StageRunner) -> Outcome:
-    """Writes the tables, then the manifest with the index as it is now, and removes what it names no more."""
+    """Write the tables and the manifest with the new index, and remove the shards of the earlier index."""
     invalid = invalid_rows(corpus.invalid)
     counts: dict[str, Any] = start.write_failures(made.failures.unionByName(invalid))
     statuses = {"ok": corpus.row_count - made.failed, "failed": made.failed + corpus.invalid_count}
@@ -146,9 +146,9 @@ def _finish(start: Start, corpus: Samples, made: IndexBuild, runner: StageRunner
 
 
 def remove_unnamed(place: str, catalog: Catalog) -> None:
-    """Removes shards and tombstones that the index names no more, and what is left of killed writes.
+    """Remove the shards and tombstones that the index does not name, and the remains of killed writes.
 
-    After the manifest that names others: a search that began before may have to be started again, none finds half.
+    This follows the new manifest. An earlier search may need a new attempt, but never reads a part of an index.
     """
     named: dict[str, set[str | None]] = {
         SHARDS: {shard.name for shard in catalog.shards},
@@ -161,7 +161,7 @@ def remove_unnamed(place: str, catalog: Catalog) -> None:
 
 
 def show_index(outcome: Outcome, request: RunRequest) -> None:
-    """Prints what is in the index, and how to search it."""
+    """Print the sizes of the index and the command to search it."""
     catalog, counts = catalog_in(outcome.manifest), outcome.manifest["counts"]
     if outcome.unchanged:
         print("Nothing to do. The results are unchanged")
@@ -182,20 +182,20 @@ def show_index(outcome: Outcome, request: RunRequest) -> None:
 
 SEARCH_TABLES = ("hits", "failures", "usage")
 SEARCH_COMMAND = "search"
-# Of a hit's text, in the terminal
+# The maximum length of the text of a hit in the terminal
 SHOWN_CHARACTERS = 160
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRequest(RunRequest, SearchOptions):
-    """What `untold search` was asked to do: one `query`, or the queries of `input` into an `output`."""
+    """The request of `untold search`: one `query`, or the queries of `input` with an `output`."""
 
 
 def search(request: SearchRequest, display: Display) -> Outcome:
-    """Searches an index. Raises errors with one clear line for what a user can mend.
+    """Search an index. Raise errors of one line that a user can fix.
 
-    One query gives its hits; a file of them the table `hits`, beside `failures` and a manifest. Each distinct text is
-    asked once. Order of hits: similarity descending, then chunk_id ascending by code points.
+    One query returns its hits. A file of queries becomes the tables `hits` and `failures` and a manifest. Each distinct
+    text has one request. Hits are sorted by similarity, descending, then by chunk_id in code point order.
     """
     catalog = open_catalog(request.index)
     stages = {}
@@ -207,7 +207,7 @@ def search(request: SearchRequest, display: Display) -> Outcome:
             _check_local(request.settings.spark.master)
             if stages and request.settings.embeddings.base_url and request.settings.llm.backend == "spool":
                 raise SearchError("--query needs llm.backend=process; with a spool use --queries and --output")
-            # Unless the setting `completion_store` says where, nothing of one query is kept
+            # The completion of one query is only kept with the setting `completion_store`
             request = replace(request, output=stack.enter_context(tempfile.TemporaryDirectory(prefix="untold-search-")))
         output = stack.enter_context(request.open_output(SEARCH_TABLES, request.index))
         endpoint = stack.enter_context(open_endpoint(request, display))
@@ -218,7 +218,7 @@ def search(request: SearchRequest, display: Display) -> Outcome:
 
 @dataclass(frozen=True)
 class _Searching:
-    """What the steps of one search share."""
+    """The common data of the steps of a search."""
 
     start: Start
     request: SearchRequest
@@ -226,7 +226,7 @@ class _Searching:
     runner: StageRunner
 
     def hits(self, queries: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """The columns of the table `hits` for queries (query_id, query), and the queries that have no vector."""
+        """Return the columns of the table `hits` for queries (query_id, query), and the queries without a vector."""
         request = self.request
         searcher = Searcher(
             self.start.workspace,
@@ -245,9 +245,9 @@ class _Searching:
 
 
 def _search_one(run: _Searching) -> Outcome:
-    """The hits of one query."""
+    """Return the hits of one query."""
     spark, request = run.start.spark, run.request
-    # Where the settings leave the master to the launcher it is known only now
+    # If the launcher of Spark chooses the master, it is only known here
     _check_local(spark.conf.get("spark.master"))
     hits, lost = run.hits(spark.createDataFrame([("1", request.query)], "query_id string, query string"))
     if told := run.runner.ending.explain(request.command):
@@ -259,15 +259,15 @@ def _search_one(run: _Searching) -> Outcome:
 
 
 def _check_local(master: str | None) -> None:
-    """Raises SearchError where tasks run on other machines: they cannot read the steps of one query, kept on this."""
+    """Raise SearchError if tasks run on other machines, which cannot read the files of one query on this machine."""
     if master is not None and not master.startswith("local"):
         raise SearchError(f"--query needs a local Spark, and spark.master is {master}. Use --queries and --output")
 
 
 def _search_file(run: _Searching) -> Outcome:
-    """The hits of a file of queries as a table. An output with nothing left to ask is not touched."""
+    """Write the hits of a file of queries as a table. A complete output is not changed."""
     start, request, steps = run.start, run.request, run.start.workspace
-    # Before the output is claimed, as it is the queries that say whose it is
+    # The queries are part of the identity of the output, so they are read before the claim
     found = read_queries(start.spark, request.input, request.read)
     queries = found.samples.select("query_id", "query")
     content = fingerprint(queries)
@@ -287,7 +287,7 @@ def _search_file(run: _Searching) -> Outcome:
 
 
 def _identity(run: _Searching, content: str) -> Mapping[str, Any]:
-    """What a table of hits is of: queries, what the index holds, and how it is searched."""
+    """Return the identity of a table of hits: the queries, the content of the index, and the settings of the search."""
     request = run.request
     way = {"top": request.top, "retriever": request.retriever, "exact": request.exact}
     results = {SEARCH_COMMAND: {**way, "nprobe": request.settings.index.nprobe, "index": run.catalog.digest}}
@@ -302,7 +302,7 @@ def _identity(run: _Searching, content: str) -> Mapping[str, Any]:
 
 
 def _finish_search(run: _Searching, hits: DataFrame, failures: DataFrame) -> Outcome:
-    """Writes the tables and ends the run."""
+    """Write the tables and end the run."""
     start, before = run.start, run.start.output.manifest["counts"]
     rows = Counted({"hits": F.count(F.lit(1))})
     start.output.write("hits", hits, order=("query_id", "rank"), schema=HITS, counted=rows)
@@ -313,7 +313,7 @@ def _finish_search(run: _Searching, hits: DataFrame, failures: DataFrame) -> Out
 
 
 def _failures(lost: DataFrame, invalid: DataFrame) -> DataFrame:
-    """Rows of `failures`: queries without a vector, and rows that are no query."""
+    """Return the rows of `failures`: queries without a vector, and invalid rows."""
     null = F.lit(None).cast("string")
     own = {"sample_id": F.col("query_id"), "metric": null, "stage": F.lit(STAGE)}
     failed = lost.where(F.col("error_type") != UNASKED)
@@ -322,7 +322,7 @@ def _failures(lost: DataFrame, invalid: DataFrame) -> DataFrame:
 
 
 def show_hits(outcome: Outcome, request: SearchRequest, *, as_json: bool) -> None:
-    """Prints the hits of one query, or where those of many are; nothing of one that ended before it was searched."""
+    """Print the hits of one query, or the place of the table of hits. A query that was not searched prints nothing."""
     if request.query is None:
         if outcome.unchanged:
             print("Nothing to do. The results are unchanged")
@@ -330,7 +330,7 @@ def show_hits(outcome: Outcome, request: SearchRequest, *, as_json: bool) -> Non
         found = f"{amount(counts['hits'], 'hit')} of {amount(counts['queries'], 'query', 'queries')}"
         print_lines([redact(f"{found}: {place_of_table(request.output, outcome.manifest, 'hits')}")])
     elif outcome.message is not None:
-        # The message is all that there is to say; no hits would read as if nothing had been found
+        # The caller prints the message. A line about no hits would be wrong
         return
     elif as_json:
         print(json.dumps(list(outcome.rows), indent=2, ensure_ascii=False))

@@ -23,7 +23,7 @@ from tests.fakes.criteria import CITED
 from tests.jobs.report.outputs import data_of
 from tests.runs.harness import Row, read_table, words_of, write_samples
 from tests.runs.here import RunHere
-from tests.runs.world_jobs import WorldJob, run_worlds
+from tests.runs.world_jobs import WorldJob, assert_measured, run_worlds
 from tests.runs.worlds import rows_by_sample, scores_of
 from untold.jobs.api import open_run
 from untold.jobs.report.page import make_report
@@ -82,14 +82,8 @@ def assert_concluded(output: Path, expected: Mapping[str, ExpectedCitations], sc
     )
     assert scores.keys() == expected.keys()
     for name, one in expected.items():
-        row = scores[name]
-        assert (row["status"], row["covered"], row["uncovered"], row["unjudged"]) == (
-            (one.status, *one.counts) if one.status not in ("failed", "budget") else (one.status, None, None, None)
-        ), name
-        bounds = one.measures[score] if one.status != "no_statements" else (None,) * 3
-        assert (row["score"], row["score_low"], row["score_high"]) == pytest.approx(bounds), name
-        ends = {each["measure"]: (each["value"], each["value_low"], each["value_high"]) for each in measures[name]}
-        assert ends == {measure: pytest.approx(wanted) for measure, wanted in one.measures.items()}, name
+        bounds = one.measures[score] if one.status != "no_statements" else (None, None, None)
+        assert_measured(scores[name], measures[name], one, bounds)
         found = [
             (
                 each["sentence_number"],

@@ -18,7 +18,7 @@ from tests.fakes.world_nuggets import nugget_worlds
 from tests.runs.harness import Row, read_table, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.reported import assert_reported
-from tests.runs.world_jobs import WorldJob, run_worlds
+from tests.runs.world_jobs import WorldJob, assert_measured, run_worlds
 from tests.runs.worlds import rows_by_sample, scores_of
 
 NUGGETS = ("--metric", "nuggets")
@@ -67,12 +67,7 @@ def assert_concluded(output: Path, expected: Mapping[str, ExpectedNuggets | None
             assert {each["value"] for each in measures[name]} == {None}
             assert not statements[name]
             continue
-        assert (row["status"], row["covered"], row["uncovered"], row["unjudged"]) == (one.status, *one.counts), name
-        value, low, high = one.measures["vital"]
-        assert row["score"] == pytest.approx(value), name
-        assert (row["score_low"], row["score_high"]) == pytest.approx((low, high)), name
-        ends = {each["measure"]: (each["value"], each["value_low"], each["value_high"]) for each in measures[name]}
-        assert ends == {measure: pytest.approx(wanted) for measure, wanted in one.measures.items()}, name
+        assert_measured(row, measures[name], one, one.measures["vital"])
         nuggets = sorted(statements[name], key=lambda each: each["rank"])
         assert [shown(each) for each in nuggets] == [
             (each.text, each.importance, each.support, each.kept, each.reference_id, each.weight)

@@ -15,7 +15,7 @@ from tests.fakes.rubrics import ExpectedRubric, JudgedRubric, rubric_worlds
 from tests.jobs.report.outputs import data_of
 from tests.runs.harness import Row, read_table, words_of
 from tests.runs.here import RunHere
-from tests.runs.world_jobs import WorldJob, run_worlds
+from tests.runs.world_jobs import WorldJob, assert_measured, run_worlds
 from tests.runs.worlds import rows_by_sample, scores_of
 from untold.jobs.api import open_run
 from untold.jobs.report.page import make_report
@@ -55,13 +55,7 @@ def assert_concluded(output: Path, expected: Mapping[str, ExpectedRubric], score
     )
     assert scores.keys() == expected.keys()
     for name, one in expected.items():
-        row = scores[name]
-        assert (row["status"], row["covered"], row["uncovered"], row["unjudged"]) == (
-            (one.status, *one.counts) if one.status not in ("failed", "budget") else (one.status, None, None, None)
-        ), name
-        assert (row["score"], row["score_low"], row["score_high"]) == pytest.approx(one.measures[score]), name
-        ends = {each["measure"]: (each["value"], each["value_low"], each["value_high"]) for each in measures[name]}
-        assert ends == {measure: pytest.approx(wanted) for measure, wanted in one.measures.items()}, name
+        assert_measured(scores[name], measures[name], one, one.measures[score])
         own = sorted(criteria[name], key=lambda each: each["number"])
         assert [(each["verdict"], each["grade"], each["earned"]) for each in own] == [
             (verdict, grade, pytest.approx(earned)) for verdict, grade, earned in one.criteria

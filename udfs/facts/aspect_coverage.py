@@ -151,6 +151,14 @@ class BoundedValue:
     low: float | None
     high: float | None
 
+    @classmethod
+    def exact(cls, value: float | None) -> BoundedValue:
+        """Return a value without unjudged parts, which is its own bounds."""
+        return cls(value, value, value)
+
+
+UNDEFINED = BoundedValue.exact(None)
+
 
 def measure_list(measures: Mapping[str, BoundedValue]) -> list[dict[str, Any]]:
     """Return the rows of `MEASURE`, one per measure."""
@@ -185,7 +193,7 @@ def factuality(grounded: int, unjudged: int, claims: int) -> BoundedValue:
     BoundedValue(value=0.3333333333333333, low=0.25, high=0.5)
     """
     if not claims:
-        return BoundedValue(None, None, None)
+        return UNDEFINED
     judged = claims - unjudged
     return BoundedValue(grounded / judged if judged else None, grounded / claims, (grounded + unjudged) / claims)
 
@@ -197,7 +205,7 @@ def coverage_of(covered: int, unjudged: int, aspects: int) -> BoundedValue:
     (BoundedValue(value=0.25, low=0.25, high=0.25), BoundedValue(value=0.25, low=0.25, high=1.0))
     """
     if not aspects:
-        return BoundedValue(None, None, None)
+        return UNDEFINED
     value = covered / aspects
     return BoundedValue(value, value, 1.0 if unjudged else value)
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from untold.udfs.facts.aspect_coverage import MEASURE, BoundedValue, measure_list
+from untold.udfs.facts.aspect_coverage import MEASURE, UNDEFINED, BoundedValue, measure_list
+from untold.udfs.facts.importance_measures import f1_of
 from untold.udfs.samples.batches import in_batches
 from untold.udfs.samples.citations import cited_sentences, source_key
 from untold.udfs.stages import UNASKED
@@ -32,7 +33,6 @@ STATUSES = JUDGED, UNCITED, NO_SOURCE, FAILED, WAITING = "judged", "uncited", "n
 NO_TEXT = "no context, document or page has this id"
 # Separates the keys of several sources, because no id contains it
 AND = "\x1f"
-NOTHING = BoundedValue(None, None, None)
 UNKNOWN = BoundedValue(None, 0.0, 1.0)
 
 _SOURCE = pa.struct([(name, pa.string()) for name in ("source", "key", "text")])
@@ -79,7 +79,7 @@ class JudgedSentence:
     def credit(self) -> BoundedValue:
         """Return the credit of all sources together. A missing source can add support, but not to full support."""
         if not self.citations:
-            return BoundedValue(0.0, 0.0, 0.0)
+            return BoundedValue.exact(0.0)
         known = _credit(self.together)
         if self.is_whole or known.low == 1:
             return known
@@ -87,7 +87,7 @@ class JudgedSentence:
 
 
 def _credit(support: str | None) -> BoundedValue:
-    return UNKNOWN if support is None else BoundedValue(*[WEIGHTS[support]] * 3)
+    return UNKNOWN if support is None else BoundedValue.exact(WEIGHTS[support])
 
 
 def mean_credit(credits: Sequence[BoundedValue], count: int | None = None) -> BoundedValue:
@@ -100,7 +100,7 @@ def mean_credit(credits: Sequence[BoundedValue], count: int | None = None) -> Bo
     """
     count = len(credits) if count is None else count
     if not count:
-        return NOTHING
+        return UNDEFINED
     low, high = (
         fsum(ends) / count for ends in (_filled(one.low for one in credits), _filled(one.high for one in credits))
     )
@@ -120,20 +120,10 @@ def harmonic_mean(precision: BoundedValue, recall: BoundedValue) -> BoundedValue
     BoundedValue(value=0.6666666666666666, low=0.5, high=0.6666666666666666)
     """
     if recall.high is None:
-        return NOTHING
+        return UNDEFINED
     if precision.high is None:
-        return BoundedValue(0.0, 0.0, 0.0)
-    return BoundedValue(*(_f1(*pair) for pair in zip(_ends(precision), _ends(recall), strict=True)))
-
-
-def _ends(one: BoundedValue) -> tuple[float | None, ...]:
-    return one.value, one.low, one.high
-
-
-def _f1(precision: float | None, recall: float | None) -> float | None:
-    if precision is None or recall is None:
-        return None
-    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+        return BoundedValue.exact(0.0)
+    return f1_of(precision, recall)
 
 
 def measures_of(
@@ -152,7 +142,7 @@ def measures_of(
     """
     credits = [_credit(support) for one in sentences for support in one.citations]
     first = [_credit(one.citations[0]) for one in sentences if one.citations]
-    supported = [BoundedValue(*(None if end is None else float(end > 0) for end in _ends(one))) for one in credits]
+    supported = [_is_positive(one) for one in credits]
     precision = mean_credit(credits)
     recall = mean_credit([one.credit() for one in sentences if one.citations], len(sentences))
     share = len(first) / len(sentences) if sentences else None
@@ -166,10 +156,10 @@ def measures_of(
         ACCURACY: mean_credit(supported),
         EFFECTIVE: _sum(supported),
         JUDGED_CITATIONS: BoundedValue(judged, judged, float(len(credits))),
-        CITED: BoundedValue(share, share, share),
+        CITED: BoundedValue.exact(share),
         SOURCE_RECALL: _recall_of(set(map(source_key, cited)), reference),
-        SENTENCES: _count(len(sentences)),
-        CITATIONS: _count(len(credits)),
+        SENTENCES: BoundedValue.exact(float(len(sentences))),
+        CITATIONS: BoundedValue.exact(float(len(credits))),
     }
 
 
@@ -179,13 +169,15 @@ def _sum(supported: Sequence[BoundedValue]) -> BoundedValue:
     return BoundedValue(low if is_known else None, low, high)
 
 
-def _count(number: int) -> BoundedValue:
-    return BoundedValue(*[float(number)] * 3)
+def _is_positive(credit: BoundedValue) -> BoundedValue:
+    """Return 1 for each positive end of a credit, and 0 for each other end."""
+    ends = (credit.value, credit.low, credit.high)
+    return BoundedValue(*(None if end is None else float(end > 0) for end in ends))
 
 
 def _recall_of(cited: set[str], reference: Sequence[str] | None) -> BoundedValue:
     wanted = set(map(source_key, reference or ()))
-    return BoundedValue(*[len(wanted & cited) / len(wanted)] * 3) if wanted else NOTHING
+    return BoundedValue.exact(len(wanted & cited) / len(wanted)) if wanted else UNDEFINED
 
 
 def cite_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -252,7 +244,8 @@ def _concluded(row: Row, score: str) -> dict[str, Any]:
         sentences.append(JudgedSentence(tuple(each["support"] for each in own), whole["support"], is_whole))
     cited = [source["source"] for one in row["sentences"] or () for source in one["sources"]]
     without = sum(each["status"] == NO_SOURCE for each in rows if each["citation"])
-    measures = {**measures_of(sentences, cited, row["reference_sources"]), WITHOUT_TEXT: _count(without)}
+    measures = measures_of(sentences, cited, row["reference_sources"])
+    measures[WITHOUT_TEXT] = BoundedValue.exact(float(without))
     credits = [one.credit() for one in sentences]
     return {
         "sample_id": row["sample_id"],

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from untold.udfs.facts.aspect_coverage import COUNTS, MEASURE, BoundedValue, measure_list
+from untold.udfs.facts.aspect_coverage import COUNTS, MEASURE, UNDEFINED, BoundedValue, measure_list
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
 
 PRECISION, RECALL, WEIGHTED, F1 = "precision", "recall", "weighted_recall", "f1"
@@ -28,7 +28,6 @@ RANKINGS = {"recall": "rank", "recall_relevance": "relevance_rank", "recall_sali
 # Decimals for the comparison of weights. Further decimals of expected scores depend on how an endpoint writes numbers
 WEIGHT_DECIMALS = 9
 LOWEST, HIGHEST = 1.0, 5.0
-UNDEFINED = BoundedValue(None, None, None)
 
 
 @dataclass(frozen=True)
@@ -207,13 +206,10 @@ def measures_of(
         for name, rank in RANKINGS.items()
         for k in dict.fromkeys(ks)
     }
-    counts = {name: _count(number) for name, number in ((CLAIMS, claims), (FACTS, len(facts)))}
+    numbers = {CLAIMS: claims, FACTS: len(facts)}
+    counts = {name: BoundedValue.exact(None if number is None else float(number)) for name, number in numbers.items()}
     found = {RECALL: recall, WEIGHTED: weighted_recall_of(facts), F1: f1_of(rates[PRECISION], recall)}
     return {**rates, **found, **at_k, **counts}
-
-
-def _count(number: int | None) -> BoundedValue:
-    return UNDEFINED if number is None else BoundedValue(*[float(number)] * 3)
 
 
 def names_of_measures(ks: Iterable[int]) -> list[str]:

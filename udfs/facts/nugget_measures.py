@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from untold.udfs.errors import UserError
-from untold.udfs.facts.aspect_coverage import MEASURE, BoundedValue, measure_list
+from untold.udfs.facts.aspect_coverage import MEASURE, UNDEFINED, BoundedValue, measure_list
 from untold.udfs.samples.batches import in_batches
 from untold.udfs.samples.file_records import READ_ERRORS
 from untold.udfs.samples.files import open_text
@@ -148,8 +148,8 @@ def measures_of(nuggets: Iterable[Nugget]) -> dict[str, BoundedValue]:
         OF_VITAL: _share(vital, LENIENT),
         OF_ALL: _share(every, LENIENT),
         WEIGHTED: _share(every, LENIENT, [one.weighs for one in every]),
-        NUGGETS: BoundedValue(*[float(len(every))] * 3),
-        VITAL_NUGGETS: BoundedValue(*[float(len(vital))] * 3),
+        NUGGETS: BoundedValue.exact(float(len(every))),
+        VITAL_NUGGETS: BoundedValue.exact(float(len(vital))),
     }
 
 
@@ -163,7 +163,7 @@ def _share(
     earned = fsum(weight * credit.get(one.support, 0.0) for one, weight in sized if one.support is not None)
     whole = fsum(weight for _, weight in sized)
     if not whole:
-        return BoundedValue(None, None, None)
+        return UNDEFINED
     judged, unjudged = (
         fsum(weight for one, weight in sized if (one.support is None) == is_lost) for is_lost in (False, True)
     )

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from untold.udfs.facts.aspect_coverage import COUNTS, MEASURE, BoundedValue, measure_list
+from untold.udfs.facts.aspect_coverage import COUNTS, MEASURE, UNDEFINED, BoundedValue, measure_list
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED, distinct_texts
-from untold.udfs.facts.importance_measures import UNDEFINED, f1_of
+from untold.udfs.facts.importance_measures import f1_of
 from untold.udfs.samples.batches import in_batches
 from untold.udfs.samples.items import FIELDS, RESPONSE, SIDES, TRUTH, given_claims, given_relations
 
@@ -190,7 +190,7 @@ def measures_of(response: ClaimSide, truth: ClaimSide, contexts: int) -> dict[st
         for kind, said in ((CONTRADICTED, _is_contradicted), (UNSTATED, _is_unstated))
     }
     counts = {CLAIMS: len(response.whole), TRUTH_CLAIMS: len(truth.whole)}
-    return {**found, **missed, **split, **{name: BoundedValue(*[float(count)] * 3) for name, count in counts.items()}}
+    return {**found, **missed, **split, **{name: BoundedValue.exact(float(count)) for name, count in counts.items()}}
 
 
 def _both(first: Sequence[BoundedBool], second: Sequence[BoundedBool]) -> list[BoundedBool]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from untold.udfs.facts.aspect_coverage import MEASURE, BoundedValue, measure_list
+from untold.udfs.facts.aspect_coverage import MEASURE, UNDEFINED, BoundedValue, measure_list
 
 VERDICTS = MET, PARTLY, NOT_MET = "met", "partly_met", "not_met"
 GRADED = "graded"
@@ -24,7 +24,6 @@ REFERENCE, CRITERIA = "reference", "criteria"
 DIMENSION = "dimension:"
 # The credit for a criterion that a response meets partly
 CREDIT: Mapping[str, float] = {STRICT: 0.0, LENIENT: 0.5}
-NOTHING = BoundedValue(None, None, None)
 
 _CRITERION = pa.struct(
     [
@@ -88,7 +87,7 @@ def net_share(criteria: Sequence[JudgedCriterion], partly: float) -> BoundedValu
     """
     whole = fsum(one.points for one in criteria if one.points > 0)
     if not whole:
-        return NOTHING
+        return UNDEFINED
     low, high = (fsum(ends) / whole for ends in zip(*(one.ends(partly) for one in criteria), strict=True))
     judged = [(one.points, share) for one in criteria if (share := one.share(partly)) is not None]
     positive = fsum(points for points, _ in judged if points > 0)
@@ -105,7 +104,7 @@ def relative_share(response: BoundedValue, reference: BoundedValue) -> BoundedVa
     0.75
     """
     if response.high is None or reference.high is None or response.high <= 0 >= reference.high:
-        return NOTHING
+        return UNDEFINED
     return BoundedValue(
         _part(response.value, reference.value),
         # An end with two zeros is undefined, and any value is possible near it
@@ -135,7 +134,7 @@ def measures_of(
     partly = CREDIT[STRICT if score == STRICT else LENIENT]
     count = float(len(criteria))
     found = {name: net_share(criteria, credit) for name, credit in CREDIT.items()}
-    found[CRITERIA] = BoundedValue(count, count, count)
+    found[CRITERIA] = BoundedValue.exact(count)
     if reference is not None:
         found[REFERENCE] = net_share(reference, partly)
         found[RELATIVE] = relative_share(net_share(criteria, partly), found[REFERENCE])

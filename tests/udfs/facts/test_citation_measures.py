@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.fakes.citations import Cited, expected_citations
 from untold.udfs.facts.citation_measures import (
     CITING,
-    NOTHING,
+    UNDEFINED,
     WEIGHTS,
     BoundedValue,
     JudgedSentence,
@@ -113,8 +113,8 @@ def test_a_source_without_a_text_is_not_unsupported() -> None:
 
 def test_undefined_measures_are_not_0() -> None:
     nothing, uncited = measures_of([]), measures_of([JudgedSentence()])
-    assert {name for name, one in nothing.items() if one == NOTHING} == {*SHARES, "cited_sentences", "source_recall"}
-    assert {name for name, one in uncited.items() if one == NOTHING} == {
+    assert {name for name, one in nothing.items() if one == UNDEFINED} == {*SHARES, "cited_sentences", "source_recall"}
+    assert {name for name, one in uncited.items() if one == UNDEFINED} == {
         *("weighted_precision", "first_precision", "citation_accuracy", "source_recall")
     }
     assert (uncited["f1"].value, uncited["weighted_recall"].value, uncited["effective_citations"].value) == (0, 0, 0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.rubrics import ExpectedRubric, JudgedRubric, expected_rubric, rubric_worlds
 from untold.udfs.facts.rubric_measures import (
-    NOTHING,
+    UNDEFINED,
     BoundedValue,
     JudgedCriterion,
     conclude_batches,
@@ -90,7 +90,7 @@ def test_the_net_share_is_the_score_of_healthbench() -> None:
     assert net_share(rubric, 0.0).value == pytest.approx(-3 / 12)
     assert net_share([*rubric, JudgedCriterion(4, "partly_met")], 0.0).value == pytest.approx(-3 / 16)
     assert net_share([*rubric, JudgedCriterion(4, "partly_met")], 0.5).value == pytest.approx(-1 / 16)
-    assert net_share([JudgedCriterion(-8, "not_met")], 0.0) == net_share([], 0.0) == NOTHING
+    assert net_share([JudgedCriterion(-8, "not_met")], 0.0) == net_share([], 0.0) == UNDEFINED
 
 
 def test_lost_verdicts_give_bounds_and_never_0() -> None:
@@ -107,7 +107,7 @@ def test_a_relative_score_compares_with_the_reference() -> None:
 
     assert relative_share(of(0.3), of(0.3)).value == 0.5
     assert relative_share(of(-0.3), of(0.3)).value == 0.0
-    assert relative_share(of(0.0), of(-0.3)) == NOTHING
+    assert relative_share(of(0.0), of(-0.3)) == UNDEFINED
     # A lost reference can be anything from 0 to 1
     assert relative_share(of(0.5), BoundedValue(None, 0.0, 1.0)) == BoundedValue(None, 1 / 3, 1.0)
 
