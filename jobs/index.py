@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -23,12 +22,11 @@ from untold.jobs.inputs.checking import describe_left_out
 from untold.jobs.inputs.options import SearchOptions
 from untold.jobs.inputs.reading import Samples, read_corpus, read_queries
 from untold.jobs.inputs.samples import fingerprint, show_invalid
-from untold.jobs.retrieval.index_build import CorpusError, IndexBuild, Maker
+from untold.jobs.retrieval.index_build import CorpusError, IndexBuild, IndexBuilder
 from untold.jobs.retrieval.sources import (
     STAGE,
     Searcher,
     SearchError,
-    cache_of,
     catalog_in,
     check_model,
     distinct_queries,
@@ -42,10 +40,7 @@ from untold.jobs.run.terminal import Display, amount, print_lines
 from untold.jobs.run_tables import place_of_table
 from untold.jobs.tables import FAILURES, HITS
 from untold.udfs.redaction import redact
-from untold.udfs.retrieval.building import is_begun
-from untold.udfs.retrieval.catalog import COARSE, DEAD, SHARDS, Catalog
-from untold.udfs.retrieval.dense import Probing
-from untold.udfs.retrieval.shards import is_whole, shard_folder
+from untold.udfs.retrieval.index_table import TABLE, Catalog
 from untold.udfs.stages.arrow import UNASKED
 from untold.udfs.storage import StoragePath
 
@@ -58,9 +53,8 @@ MADE_BY = {"chunk_words", "chunk_overlap", "codec"}
 def index(request: RunRequest, display: Display) -> Outcome:
     """Create or extend the index in the output. Raise errors of one line that a user can fix.
 
-    An index depends on the embedding model and on the chunks, and not on a corpus. New documents of the corpus become
-    new shards, and removed documents are skipped. After a kill, the earlier index is searched, and the next attempt
-    continues.
+    An index depends on the embedding model and on the chunks, and not on a corpus. New documents are added, and
+    removed documents are deleted. After a kill, the earlier index is searched, and the next attempt continues.
     """
     request = request.pinned()
     stages = {STAGE: bind_stage(STAGE, request.settings)}
@@ -73,12 +67,12 @@ def index(request: RunRequest, display: Display) -> Outcome:
 
 
 def _index(start: Start, runner: StageRunner) -> Outcome:
-    """Run one attempt: claim the output, read the corpus, create the missing shards, and write the manifest."""
+    """Run one attempt: claim the output, read the corpus, write the chunks, and write the manifest."""
     request, output, steps = start.request, start.output, start.workspace
     settings, digest = request.settings, runner.stages[STAGE].digest
     results = {"index": settings.index.model_dump(include=MADE_BY)}
     output.claim({"dataset": COMMAND, "metrics": [COMMAND], "results": results, "stages": {STAGE: digest}})
-    before = catalog_in(output.earlier)
+    before = catalog_in(output.earlier, output.place)
     corpus = read_corpus(start.spark, request.input, request.limit, request.read)
     show_invalid(corpus, start.display, "row is not a document", "rows are not documents")
     documents = steps.keep(corpus.samples, "documents")
@@ -86,11 +80,11 @@ def _index(start: Start, runner: StageRunner) -> Outcome:
     if before is not None and _is_whole_of(start, corpus, before, content) and (unchanged := start.unchanged()):
         return unchanged
     _begin(start, corpus, before, content)
-    maker = Maker(steps, output.place, settings.index, digest, runner.ask, cache_of(settings))
-    made = _make(maker, documents, corpus, before)
+    builder = IndexBuilder(steps, output.place, settings.index, digest, runner.ask)
+    made = _build(builder, documents, corpus, before)
     start.engines.process.leave()
-    for line in made.damaged:
-        start.display.note(line)
+    if made.damage:
+        start.display.note(made.damage)
     return _finish(start, corpus, made, runner)
 
 
@@ -98,23 +92,14 @@ def _is_whole_of(start: Start, corpus: Samples, before: Catalog, content: str) -
     """Return True if the index is complete and has exactly this corpus."""
     earlier = start.output.earlier or {}
     same = earlier["input"]["fingerprint"] == content and earlier["counts"]["invalid"] == corpus.invalid_count
-    outgrown = not before.making.lists and before.chunks > start.request.settings.index.exact_chunks
-    return same and not outgrown and _is_whole(start.output.place, before)
+    outgrown = not before.lists and before.chunks > start.request.settings.index.exact_chunks
+    return same and not outgrown and (StoragePath(start.output.place) / f"{TABLE}.lance").entry().kind == "folder"
 
 
-def _is_whole(place: str, catalog: Catalog) -> bool:
-    """Return True if the common beginning of all shards, the shards and their tombstones exist."""
-    dead = [StoragePath(place) / DEAD / shard.tombstones for shard in catalog.shards if shard.tombstones]
-    files = [StoragePath(place) / COARSE, *dead]
-    if not is_begun(place, catalog.making) or not all(file.entry().kind == "file" for file in files):
-        return False
-    return all(is_whole(shard_folder(place, shard.name)) for shard in catalog.shards)
-
-
-def _make(maker: Maker, documents: DataFrame, corpus: Samples, before: Catalog | None) -> IndexBuild:
+def _build(builder: IndexBuilder, documents: DataFrame, corpus: Samples, before: Catalog | None) -> IndexBuild:
     """Return the index. If no document has a word, invalid rows still go into the table failures."""
     try:
-        return maker.make(documents, corpus.row_count, before)
+        return builder.build(documents, before)
     except CorpusError as error:
         if not corpus.invalid_count:
             raise
@@ -132,48 +117,28 @@ def _begin(start: Start, corpus: Samples, before: Catalog | None, content: str) 
 
 
 def _finish(start: Start, corpus: Samples, made: IndexBuild, runner: StageRunner) -> Outcome:
-    """Write the tables and the manifest with the new index, and remove the shards of the earlier index."""
+    """Write the tables and the manifest with the new index."""
     invalid = invalid_rows(corpus.invalid)
     counts: dict[str, Any] = start.write_failures(made.failures.unionByName(invalid))
     statuses = {"ok": corpus.row_count - made.failed, "failed": made.failed + corpus.invalid_count}
-    counts |= {"statuses": statuses, "new_chunks": made.new, "shards_built": made.built}
+    counts |= {"statuses": statuses, "new_chunks": made.new}
     named: dict[str, Any] = {} if made.catalog is None else {COMMAND: made.catalog.plain()}
     outcome = start.end([runner], counts, **named)
-    if made.catalog is not None:
-        old = f"shards of an earlier index in {start.output.place}"
-        start.output.tidy(old, partial(remove_unnamed, start.output.place, made.catalog))
     return replace(outcome, message="\n".join(filter(None, [outcome.message, made.nothing])) or None)
-
-
-def remove_unnamed(place: str, catalog: Catalog) -> None:
-    """Remove the shards and tombstones that the index does not name, and the remains of killed writes.
-
-    This follows the new manifest. An earlier search may need a new attempt, but never reads a part of an index.
-    """
-    named: dict[str, set[str | None]] = {
-        SHARDS: {shard.name for shard in catalog.shards},
-        DEAD: {shard.tombstones for shard in catalog.shards},
-    }
-    for folder, names in named.items():
-        for entry in (StoragePath(place) / folder).entries():
-            if entry.name not in names:
-                entry.place.remove()
 
 
 def show_index(outcome: Outcome, request: RunRequest) -> None:
     """Print the sizes of the index and the command to search it."""
-    catalog, counts = catalog_in(outcome.manifest), outcome.manifest["counts"]
+    catalog, counts = catalog_in(outcome.manifest, request.output), outcome.manifest["counts"]
     if outcome.unchanged:
         print("Nothing to do. The results are unchanged")
     if catalog is not None:
         new = 0 if outcome.unchanged else counts["new_chunks"]
-        kind = amount(catalog.making.lists, "list") if catalog.making.lists else "exact"
-        size = sum(shard.size for shard in catalog.shards) / 2**20
+        kind = amount(catalog.lists, "list") if catalog.lists else "exact"
         sizes = [
             amount(catalog.documents, "document"),
             f"{amount(catalog.chunks, 'chunk')} ({new:,} new)",
-            amount(len(catalog.shards), "shard"),
-            *(kind, f"{size:,.1f} MB"),
+            *(kind, f"{catalog.size / 2**20:,.1f} MB"),
         ]
         output = request.output
         places = f"results: {output}", f"next: untold search --index {shlex.quote(output)} --query TEXT"
@@ -233,10 +198,10 @@ class _Searching:
             request.index,
             self.catalog,
             self.runner.ask,
-            cache_of(request.settings),
             request.top,
             request.retriever,
-            Probing(request.settings.index.nprobe, request.exact),
+            request.settings.index.nprobe,
+            request.exact,
         )
         found, lost = searcher.search(distinct_queries(queries, "query"))
         keyed = queries.withColumn("key", query_key("query"))

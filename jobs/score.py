@@ -48,7 +48,7 @@ from untold.jobs.summary.score_counts import COLUMN_OF_STATUS
 from untold.jobs.tables import REPEATABILITY, RESULT_TABLES
 from untold.udfs.llm.keys import Stage
 from untold.udfs.redaction import redact
-from untold.udfs.retrieval.catalog import Catalog
+from untold.udfs.retrieval.index_table import Catalog
 from untold.udfs.stages import definition_of
 
 # Up to this number one task sorts and writes a table, because a shuffle to two tasks takes longer. A Spark execution

@@ -29,7 +29,7 @@ LEFT_OUT = (".git", ".venv", "build", "*.egg-info", "__pycache__", ".*_cache")
 SAMPLE = {"sample_id": "a", "query": "q", "response": "[C1] is so.", "contexts": ["It is so.", "It is not."]}
 IMPORT_UNTOLD = """
 import sys, untold
-print(untold.__file__, *{"pyspark", "ray", "faiss", "pyarrow"} & set(sys.modules))
+print(untold.__file__, *{"pyspark", "ray", "lancedb", "pyarrow"} & set(sys.modules))
 """
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, untold.jobs, untold.graph, untold.udfs

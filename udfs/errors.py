@@ -23,7 +23,7 @@ Needs = Mapping[str, Sequence[str]]
 # The extra of everything that scores, and its modules. An install that only reads lacks these modules
 ENGINE = "engine"
 ENGINE_MODULES = (
-    *("pyspark", "ray", "onnxruntime", "tokenizers", "faiss", "graphframes"),
+    *("pyspark", "ray", "onnxruntime", "tokenizers", "lancedb", "graphframes"),
     *("openai", "aiohttp", "scipy", "pandas"),
 )
 # The same extra without PySpark, for a platform that has its own Spark

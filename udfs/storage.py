@@ -95,6 +95,14 @@ class StoragePath:
         return system, f"{above.rstrip('/')}/{path}".rstrip("/") or "/"
 
     @property
+    def options(self) -> dict[str, str]:
+        """Return the options of an object store for deltalake and LanceDB, from the settings `storage.*`."""
+        if not self.has_conditions:
+            return {}
+        config = object_stores.store_config(self.root[0])
+        return {name: str(value) for name, value in config.items()} | {"allow_http": "true"}
+
+    @property
     def has_conditions(self) -> bool:
         """Return True for an object store: it has conditional writes and no folders."""
         return self.local is None and self.root[0].scheme in STORES

@@ -15,8 +15,6 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from untold.jobs.lakehouse import base
-from untold.udfs.object_stores import store_config
-from untold.udfs.schemes import STORES
 from untold.udfs.storage import StoragePath
 
 CHECK = "check the path, its rights, and storage.*"
@@ -30,7 +28,7 @@ def read_version(path: str, version: str | datetime | None, wanted: Mapping[str,
     place = StoragePath(path).spark
     with base.telling(f"delta:{path}", CHECK):
         try:
-            table = DeltaTable(place, storage_options=_options(place))
+            table = DeltaTable(place, storage_options=StoragePath(place).options)
         except TableNotFoundError as error:
             raise base.NoTableError(
                 f"delta:{path} is not a Delta table. Check the path and the version (such as @v12, or a time)"
@@ -150,23 +148,17 @@ class DeltaLake(base.Lake):
         """Return the table. If it does not exist and `schema` is given, create it."""
         path = self._path(name)
         try:
-            return DeltaTable(path, storage_options=_options(path))
+            return DeltaTable(path, storage_options=StoragePath(path).options)
         except TableNotFoundError:
             if schema is None:
                 raise
         columns = Schema.from_arrow(schema.append(base.DATE_FIELD))
-        return DeltaTable.create(path, columns, "ignore", partition_by=[base.DATE], storage_options=_options(path))
+        return DeltaTable.create(
+            path, columns, "ignore", partition_by=[base.DATE], storage_options=StoragePath(path).options
+        )
 
     def _path(self, name: str) -> str:
         return f"{self.place}/{name}"
 
     def _telling(self, name: str) -> Any:
         return base.telling(self._path(name), CHECK)
-
-
-def _options(path: str) -> dict[str, str]:
-    """Return the options of `deltalake` for an object store, from the settings."""
-    place = StoragePath(path)
-    if place.local is not None or place.root[0].scheme not in STORES:
-        return {}
-    return {name: str(value) for name, value in store_config(place.root[0]).items()} | {"allow_http": "true"}

@@ -19,13 +19,12 @@ from untold.jobs.metrics import base
 from untold.jobs.metrics.judging import NumberedList
 from untold.jobs.metrics.settings import CitationsSettings
 from untold.jobs.metrics.views import CitationView
-from untold.jobs.retrieval.sources import cache_of, catalog_in
+from untold.jobs.retrieval.sources import catalog_in, row_ranges
 from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts import citation_measures
-from untold.udfs.retrieval.catalog import Catalog
-from untold.udfs.retrieval.searching import CHUNK_TEXTS, read_documents
+from untold.udfs.retrieval.index_table import CHUNK_TEXTS, Catalog, read_documents
 from untold.udfs.samples.file_records import READERS
 from untold.udfs.storage import absolute
 
@@ -54,7 +53,7 @@ def digests(settings: Settings) -> dict[str, str]:
 
 def _catalog(path: str) -> Catalog | None:
     """Return the index in a folder, or None for another path."""
-    return catalog_in(read_manifest(path))
+    return catalog_in(read_manifest(path), path)
 
 
 def _page_files(path: str) -> list[InputFile]:
@@ -113,9 +112,8 @@ def _pages(cited: DataFrame, path: str, settings: Settings) -> DataFrame:
     """Return key, text of each cited source without a text that files or an index have."""
     spark = cited.sparkSession
     if catalog := _catalog(path):
-        read = partial(read_documents, catalog=catalog, index=path, cache=cache_of(settings))
-        names = spark.createDataFrame([(one.name,) for one in catalog.shards], "name string")
-        rows = names.mapInArrow(read, spark_schema(CHUNK_TEXTS))
+        read = partial(read_documents, index=path, version=catalog.version, overlap=catalog.making.overlap)
+        rows = row_ranges(spark, catalog.chunks).mapInArrow(read, spark_schema(CHUNK_TEXTS))
     else:
         found = read_texts(spark, path, PAGE, ("text",), AS_THEY_ARE, key="document_id").rows
         rows = found.where(F.col("error").isNull()).withColumn("number", F.lit(0).cast("long"))

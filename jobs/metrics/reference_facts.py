@@ -37,7 +37,7 @@ from untold.udfs.facts.reference_facts import (
     merge_near,
     pair_near,
 )
-from untold.udfs.retrieval.terms import decimals_of
+from untold.udfs.retrieval.ranking import decimals_of
 from untold.udfs.samples.conversion import EITHER
 
 # Half of a SHA-256. A billion texts have different keys

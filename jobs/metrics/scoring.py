@@ -35,7 +35,7 @@ from untold.jobs.settings.sections import BudgetSettings
 from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.facts.importance_measures import WEIGHED, weigh_batches
 from untold.udfs.llm.keys import Stage
-from untold.udfs.retrieval.catalog import Catalog
+from untold.udfs.retrieval.index_table import Catalog
 from untold.udfs.stages import LOOKUPS
 from untold.udfs.storage import StoragePath
 

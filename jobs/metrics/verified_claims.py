@@ -21,7 +21,7 @@ from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, CONTRADICTION, NOT_SUPPORTED, SUPPORTED
-from untold.udfs.retrieval.searching import RANKED, rank_contexts
+from untold.udfs.retrieval.ranking import RANKED, rank_contexts
 
 VERIFY = "verify_claim"
 CLAIM = ("owner", "claim_key")

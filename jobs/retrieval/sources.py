@@ -1,62 +1,64 @@
-"""The sources of knowledge of a run: an index, the web, or the contexts of the sample."""
+"""Look up queries in the sources of knowledge of a run: an index, the web, or the contexts of the sample."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.jobs.inference.stage.requests import has_failed
-from untold.jobs.run.folders import Counted, Workspace, write_parquet
+from untold.jobs.run.folders import Counted, Workspace
 from untold.jobs.run.manifest import read_manifest
-from untold.jobs.run.session import spark_schema
+from untold.jobs.run.session import spark_schema, task_slots
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.sections import IndexSettings
 from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage
-from untold.udfs.retrieval import searching
-from untold.udfs.retrieval.catalog import CONTEXT_CHUNKS, Catalog, chunk_contexts, read_catalog
-from untold.udfs.retrieval.dense import Probing
-from untold.udfs.retrieval.searching import FREQUENCIES, HITS, MERGED, RANKED, READ, SearchTask, rank_contexts
+from untold.udfs.retrieval.chunks import CONTEXT_CHUNKS, chunk_contexts
+from untold.udfs.retrieval.index_table import SEARCHED, Catalog, SearchTask, read_catalog, search_table
+from untold.udfs.retrieval.ranking import RANKED, rank_contexts, retrievers_of
 from untold.udfs.storage import absolute
 
 
 class UnusableIndexError(UserError):
-    """A folder that is no index to search in. The message says what to do."""
+    """A folder without a searchable index. The message has the remedy."""
 
 
-def catalog_in(manifest: Mapping[str, Any] | None) -> Catalog | None:
-    """The index that a manifest names; None for a build that never came to its end."""
+def catalog_in(manifest: Mapping[str, Any] | None, index: str) -> Catalog | None:
+    """Return the index in a manifest, None if there is no manifest or the first build has not ended.
+
+    Raises UnusableIndexError for an index in the format of an earlier version.
+    """
     plain = None if manifest is None else manifest.get("index")
-    return None if plain is None else read_catalog(plain)
+    if plain is None:
+        return None
+    try:
+        return read_catalog(plain)
+    except (KeyError, TypeError) as error:
+        reason = "was built by an earlier version of Untold" if "shards" in plain else "has a damaged manifest"
+        raise UnusableIndexError(f"{index} {reason}. Build the index again with --overwrite") from error
 
 
 def open_catalog(index: str) -> Catalog:
-    """The index of a folder, as it was when it was last whole: one that is grown meanwhile stays searchable.
+    """Return the index in a folder. While a build is running, this is the index before it.
 
-    Raises UnusableIndexError where there is none.
+    Raises UnusableIndexError if there is none.
     """
     manifest = read_manifest(index)
     if manifest is None:
         raise UnusableIndexError(f"{index} has no index. Build one with untold index --input CORPUS --output {index}")
-    try:
-        found = catalog_in(manifest)
-    except (KeyError, TypeError) as error:
-        raise UnusableIndexError(f"{index}/manifest.json is damaged; build the index again with --overwrite") from error
+    found = catalog_in(manifest, index)
     if found is None:
         raise UnusableIndexError(f"{index} has an incomplete index; start untold index again to continue")
     return found
 
 
 def check_model(index: str, catalog: Catalog, model: str) -> None:
-    """Raises UnusableIndexError for vectors of another model, which could be compared with nothing."""
+    """Raise UnusableIndexError for vectors of another embedding model, which cannot be compared."""
     if catalog.making.model != model:
         raise UnusableIndexError(
             f"{index} was built with another embedding model or other embedding settings. "
@@ -64,37 +66,43 @@ def check_model(index: str, catalog: Catalog, model: str) -> None:
         )
 
 
-def cache_of(settings: Settings) -> str:
-    """Where each machine keeps copies of shards that lie on no local disk."""
-    return settings.index.cache or os.path.join(tempfile.gettempdir(), "untold-index")
+# The rows of a table that one task reads
+ROWS_OF_A_TASK = 100_000
+
+
+def row_ranges(spark: SparkSession, rows: int) -> DataFrame:
+    """Return start and count of ranges that cover so many rows. Each range is one task."""
+    parts = -(-rows // ROWS_OF_A_TASK)
+    start = (F.col("id") * ROWS_OF_A_TASK).alias("start")
+    return spark.range(0, parts, 1, max(parts, 1)).select(start, F.lit(ROWS_OF_A_TASK).alias("count"))
 
 
 STAGE = "embed_text"
-# What asking gives beside the vector
+# The results of a stage next to the vector
 OUTCOME = ("request_id", "error_type", "error")
 
 
-# What asks a stage for rows, and which columns are carried: `untold.jobs.metrics.base.Tools.ask`, or that of a runner
+# Sends the requests of a stage for rows, and keeps some of their columns: `Tools.ask`, or `ask` of a runner
 Ask = Callable[[str, DataFrame, tuple[str, ...]], DataFrame]
 
 
 def embed(ask: Ask, rows: DataFrame, kind: str, key: str) -> DataFrame:
-    """Columns `key`, vector array<float> of length 1, request_id, error_type, error.
+    """Return `key`, vector array<float> of length 1, request_id, error_type, error.
 
-    rows: `key` and text; kind: `query` for what is looked for, `document` for what is looked in.
+    rows: `key` and text. kind: `query` or `document`.
     """
     wanted = rows.select(key, "text", F.lit(kind).alias("kind"))
     return ask(STAGE, wanted, (key,)).select(key, "vector", *OUTCOME)
 
 
 WEB = "web_search"
-# Half of a sha2-256: no two texts of a billion have one
+# Half of a SHA-256. Two of a billion texts do not share it
 KEY_CHARACTERS = 32
-# As long as words of English are, with the space behind
+# The length of an average English word with a space
 WORD = "wordly "
-# Keeps what stands in for a chunk from being one that the store knows (a noncharacter of Unicode)
+# A noncharacter of Unicode, so that an assumed chunk has no completion in the store
 MARK = "\uffff"
-# A row a hit; `stage` is what failed where something did
+# One row per hit. `stage` is the failed stage of a query without hits
 FOUND = {
     "rank": "long",
     "chunk_id": "string",
@@ -108,21 +116,21 @@ FOUND = {
 
 
 def query_key(column: str) -> Column:
-    """The key of a query's text."""
+    """Return the key of the text of a query."""
     return F.substring(F.sha2(F.col(column), 256), 1, KEY_CHARACTERS)
 
 
 def stages_of_knowledge(settings: Settings) -> tuple[str, ...]:
-    """The stages that looking something up asks under these settings."""
+    """Return the stages that a lookup needs under these settings."""
     if settings.knowledge.source == "web":
         return (WEB,)
     return () if settings.knowledge.retriever == "bm25" else (STAGE,)
 
 
 def open_knowledge(settings: Settings, stages: Mapping[str, Stage]) -> Catalog | None:
-    """The index that the settings name; None for other sources. Raises UnusableIndexError for one that cannot be used.
+    """Return the index of the settings, None for other sources. Raises UnusableIndexError for an unusable index.
 
-    To be called before anything is paid for: its digest is part of what an output is of.
+    Its digest is part of the identity of an output, so it is opened before the first request.
     """
     if settings.knowledge.source != "index":
         return None
@@ -136,16 +144,16 @@ def open_knowledge(settings: Settings, stages: Mapping[str, Stage]) -> Catalog |
 
 
 def assumed_results() -> dict[str, Mapping[str, Column]]:
-    """What a plan takes the answers of these stages to be: nothing, as their hits are assumed by `assumed_hits`."""
+    """Return the assumed results of these stages for a plan: nothing, because `assumed_hits` has the hits."""
     hits = "array<struct<id: string, text: string>>"
     return {STAGE: {"vector": F.lit(None).cast("array<float>")}, WEB: {"hits": F.lit(None).cast(hits)}}
 
 
 def assumed_hits(rows: DataFrame, settings: Settings, k: int | None) -> DataFrame:
-    """The columns of `rows`, and those of as many hits as there may be, each as long as a chunk may be."""
+    """Return `rows` with the largest number of hits, each with the length of the longest chunk."""
     most = k or settings.knowledge.top_k
     ranked = rows.withColumn("rank", F.explode(F.sequence(F.lit(1), F.lit(most))))
-    # What is made of a text alone is asked once: two queries may find different ones
+    # Requests with equal texts are sent once, but two queries may find different chunks
     number = F.concat_ws(MARK, F.hex(F.xxhash64("query")), F.col("rank").cast("string"))
     text = F.concat(F.repeat(F.lit(WORD), settings.index.chunk_words), F.lit(MARK), number)
     given = {"rank": F.col("rank"), "chunk_id": F.concat(F.lit(MARK), F.col("rank").cast("string")), "text": text}
@@ -154,7 +162,10 @@ def assumed_hits(rows: DataFrame, settings: Settings, k: int | None) -> DataFram
 
 
 def context_chunks(samples: DataFrame, settings: IndexSettings) -> DataFrame:
-    """The columns of `CONTEXT_CHUNKS`, a row a chunk. samples: sample_id, contexts array<struct<id, text>>."""
+    """Return the columns of `CONTEXT_CHUNKS`, one row per chunk.
+
+    samples: sample_id, contexts array<struct<id, text>>.
+    """
     contexts = samples.select("sample_id", F.explode("contexts").alias("context")).select(
         "sample_id", F.col("context.id").alias("document_id"), F.col("context.text").alias("text")
     )
@@ -163,104 +174,59 @@ def context_chunks(samples: DataFrame, settings: IndexSettings) -> DataFrame:
 
 
 class SearchError(UserError):
-    """A shard that cannot be searched, or queries without vectors. The message says what to do."""
+    """A damaged index, or queries without vectors. The message has the remedy."""
 
 
 @dataclass(frozen=True)
 class Searcher:
-    """Searches one index. `retriever`: dense, bm25 or hybrid; `probing`: how far a search by vectors looks."""
+    """Search one index. `retriever`: dense, bm25 or hybrid; `exact`: read all lists of vectors."""
 
     steps: Workspace
     index: str
     catalog: Catalog
     ask: Ask
-    cache: str
     k: int
-    retriever: str = "dense"
-    probing: Probing = field(default_factory=Probing)
-
-    @property
-    def retrievers(self) -> tuple[str, ...]:
-        """The retrievers that are asked."""
-        return ("dense", "bm25") if self.retriever == "hybrid" else (self.retriever,)
+    retriever: str
+    nprobe: int
+    exact: bool = False
 
     def search(self, queries: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """The hits, and the queries that have no vector (query, request_id, error_type, error).
+        """Return the hits, and the queries without a vector (query, request_id, error_type, error).
 
         queries: query (a key) and text, each text once. Hits: query, rank (long, from 1), chunk_id, similarity,
-        document_id, title, url, text. Raises SearchError for a damaged shard, in its one line.
+        document_id, title, url, text. Raises SearchError for a damaged index.
         """
         embedded, lost = self._embed(queries)
-        asked = SearchTask(
-            index=self.index,
-            cache=self.cache,
-            queries=self._kept(embedded, "queries"),
-            retrievers=self.retrievers,
-            k=self.k,
-            probing=self.probing,
-            tombstones={shard.name: shard.tombstones for shard in self.catalog.shards},
-            chunks=self.catalog.chunks,
-            mean_length=self.catalog.mean_length,
+        task = SearchTask(
+            self.index, self.catalog.version, retrievers_of(self.retriever), self.k, self.nprobe, self.exact
         )
-        if "bm25" in self.retrievers:
-            asked = replace(asked, frequencies=self._frequencies(asked, embedded))
-        found = self._task_a_shard(partial(searching.search_shards, searching=asked), HITS, "hits")
-        columns = ("retriever", "similarity", "chunk_id", "shard", "position")
-        lists = found.groupBy("query").agg(F.collect_list(F.struct(*columns)).alias("hits"))
-        merged = lists.mapInArrow(partial(searching.merge_hits, k=self.k, fused=asked.fused), spark_schema(MERGED))
-        by_shard = merged.repartition("shard").sortWithinPartitions("shard")
-        read = by_shard.mapInArrow(partial(searching.read_hits, searching=asked), spark_schema(READ))
-        return self._checked(read, "read"), lost
-
-    def _embed(self, queries: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """query, text, vector of the queries that can be asked, and those that cannot."""
-        if "dense" not in self.retrievers:
-            nothing = ", ".join(f"{name} string" for name in ("query", *OUTCOME))
-            return queries, self.steps.spark.createDataFrame([], nothing)
-        vectors = self.steps.keep(embed(self.ask, queries, "query", "query"), "vectors")
-        has = F.col("error_type").isNull()
-        asked = queries.join(vectors.where(has).select("query", "vector"), on="query", how="inner")
-        return asked, vectors.where(~has).drop("vector")
-
-    def _frequencies(self, asked: SearchTask, queries: DataFrame) -> str:
-        """Where it is written in how many living chunks each term of the queries is."""
-        terms = queries.select("text").mapInArrow(searching.terms_of, "term string").distinct()
-        path = self._kept(terms, "terms")
-        counting = partial(searching.count_terms, searching=asked, terms=path)
-        counted = self._task_a_shard(counting, FREQUENCIES, "counted")
-        return self._kept(counted.groupBy("term").agg(F.sum("frequency").alias("frequency")), "frequencies")
-
-    def _task_a_shard(self, work: object, schema: pa.Schema, name: str) -> DataFrame:
-        """What a function of the names of shards gives for all of them, each in a task of its own."""
-        names = [(number, shard.name) for number, shard in enumerate(self.catalog.shards)]
-        # By number: round robin begins anywhere in each partition, so that tasks would have several shards, or none
-        numbered = self.steps.spark.createDataFrame(names, "task int, name string")
-        shards = numbered.repartitionById(len(names), "task").select("name")
-        return self._checked(shards.mapInArrow(work, spark_schema(schema)), name)  # type: ignore[arg-type]
-
-    def _checked(self, frame: DataFrame, name: str) -> DataFrame:
-        """The rows, kept, without the column error. Raises SearchError where one of them has one."""
+        spread = embedded.repartition(task_slots(self.steps.spark), "query")
+        found = spread.mapInArrow(partial(search_table, task=task), spark_schema(SEARCHED))
         damage = Counted({"error": F.max("error")})
-        kept = self.steps.keep(frame, name, damage)
+        hits = self.steps.keep(found, "hits", damage)
         if damage["error"] is not None:
             raise SearchError(damage["error"])
-        return kept.drop("error")
+        return hits.drop("error"), lost
 
-    def _kept(self, frame: DataFrame, name: str) -> str:
-        """Where the rows of a frame are written, for tasks to read as they need."""
-        path = self.steps.path(name)
-        write_parquet(frame, path)
-        return path
+    def _embed(self, queries: DataFrame) -> tuple[DataFrame, DataFrame]:
+        """Return query, text and vector of the searchable queries, and the other queries."""
+        if self.retriever == "bm25":
+            nothing = ", ".join(f"{name} string" for name in ("query", *OUTCOME))
+            return queries.select("query", "text"), self.steps.spark.createDataFrame([], nothing)
+        vectors = self.steps.keep(embed(self.ask, queries, "query", "query"), "vectors")
+        has = F.col("error_type").isNull()
+        found = queries.join(vectors.where(has).select("query", "vector"), on="query", how="inner")
+        return found.select("query", "text", "vector"), vectors.where(~has).drop("vector")
 
 
 def distinct_queries(queries: DataFrame, column: str) -> DataFrame:
-    """query (a key) and text: each text of a column once."""
+    """Return query (a key) and text: each text of a column once."""
     return queries.select(query_key(column).alias("query"), F.col(column).alias("text")).dropDuplicates(["query"])
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Looks queries up for the metrics of a run. `samples`: sample_id, contexts; `catalog`: of a source `index`."""
+    """Look up queries for the metrics of a run. `samples`: sample_id, contexts; `catalog`: knowledge.index."""
 
     settings: Settings
     steps: Workspace
@@ -269,12 +235,11 @@ class Knowledge:
     catalog: Catalog | None = None
 
     def retrieve(self, rows: DataFrame, k: int | None = None) -> DataFrame:
-        """The columns of `rows`, and `FOUND`: a row a hit, in the order of rank from 1.
+        """Return the columns of `rows`, and `FOUND`: one row per hit, with the rank from 1.
 
-        rows: query, of the source `contexts` sample_id too, and whatever else. A row that found nothing has one row of
-        nulls; one whose looking up failed, or was not asked, has one with stage, request_id, error_type and error for
-        each request that it lacks.
-        `k` is knowledge.top_k where it is not given.
+        rows: query, sample_id for the source `contexts`, and any other columns. A row without hits has one row of
+        nulls. A row with a failed or missing request has one row with stage, request_id, error_type and error per
+        request. `k` is knowledge.top_k by default.
         """
         most = k or self.settings.knowledge.top_k
         source = self.settings.knowledge.source
@@ -290,31 +255,23 @@ class Knowledge:
 
     @property
     def _retrievers(self) -> Sequence[str]:
-        retriever = self.settings.knowledge.retriever
-        return ("dense", "bm25") if retriever == "hybrid" else (retriever,)
+        return retrievers_of(self.settings.knowledge.retriever)
 
     def _in_index(self, rows: DataFrame, k: int) -> tuple[DataFrame, DataFrame]:
-        """key and hits in the index, key and what failed."""
-        settings = self.settings
+        """Return key and hits in the index, and key and the failures."""
+        own = self.settings.knowledge
         assert self.catalog is not None
-        assert settings.knowledge.index is not None
-        searcher = Searcher(
-            self.steps,
-            # Tasks may run in other folders than the command
-            absolute(settings.knowledge.index),
-            self.catalog,
-            self.ask,
-            cache_of(settings),
-            k,
-            settings.knowledge.retriever,
-            Probing(settings.index.nprobe),
-        )
+        assert own.index is not None
+        # Tasks may run in other folders than the command
+        index = absolute(own.index)
+        nprobe = self.settings.index.nprobe
+        searcher = Searcher(self.steps, index, self.catalog, self.ask, k, own.retriever, nprobe)
         found, lost = searcher.search(distinct_queries(rows, "query"))
         stage = F.lit(STAGE).alias("stage")
         return found.withColumnRenamed("query", "key"), lost.select(F.col("query").alias("key"), stage, *OUTCOME)
 
     def _on_the_web(self, rows: DataFrame, k: int) -> tuple[DataFrame, DataFrame]:
-        """key and hits of the web search, in its order; key and what failed."""
+        """Return key and hits of the web search, in its order, and key and the failures."""
         asked = distinct_queries(rows, "query").select(F.col("query").alias("key"), F.col("text").alias("query"))
         answered = self.ask(WEB, asked.withColumn("count", F.lit(k)), ("key",))
         hits = answered.select("key", F.posexplode("hits").alias("position", "hit"))
@@ -325,7 +282,7 @@ class Knowledge:
         return found, failed.select("key", F.lit(WEB).alias("stage"), *OUTCOME)
 
     def _in_contexts(self, rows: DataFrame, k: int) -> tuple[DataFrame, DataFrame]:
-        """sample_id, key and hits in the sample's own contexts; sample_id, key and what failed."""
+        """Return sample_id, key and hits in the sample's own contexts, and sample_id, key and the failures."""
         queries = self.steps.keep(rows.select("sample_id", "key", F.col("query").alias("text")).distinct(), "queries")
         chunks = self._chunks(queries)
         texts, asked = (
@@ -340,7 +297,7 @@ class Knowledge:
         by_sample = pieces.where(has).groupBy("sample_id").agg(F.collect_list(chunk).alias("chunks"))
         with_queries = wanted.where(has).groupBy("sample_id").agg(F.collect_list(query).alias("queries"))
         broken = _missing(pieces.where(~has), "sample_id")
-        # A sample with a chunk that has no vector is not looked through in part
+        # A sample with a chunk without a vector is not searched at all
         both = by_sample.join(with_queries, on="sample_id", how="inner").join(broken, on="sample_id", how="left_anti")
         rank = partial(rank_contexts, k=k, retrievers=self._retrievers)
         found = both.mapInArrow(rank, spark_schema(RANKED)).withColumnRenamed("query", "key")
@@ -348,12 +305,12 @@ class Knowledge:
         return found, of_chunks.unionByName(_missing(wanted.where(~has), "sample_id", "key"))
 
     def _chunks(self, queries: DataFrame) -> DataFrame:
-        """The chunks of the contexts of the samples that ask something."""
+        """Return the chunks of the contexts of the samples with queries."""
         with_queries = self.samples.join(queries.select("sample_id").distinct(), on="sample_id", how="left_semi")
         return self.steps.keep(context_chunks(with_queries, self.settings.index), "context-chunks")
 
     def _vectors(self, rows: DataFrame, kind: str, key: str) -> DataFrame:
-        """The key, vector and outcome of each distinct text; all null where no retriever compares vectors."""
+        """Return key, vector and outcome of each distinct text. They are null if no retriever compares vectors."""
         distinct = rows.select(key, "text").dropDuplicates([key])
         if "dense" in self._retrievers:
             return embed(self.ask, distinct, kind, key)
@@ -362,12 +319,12 @@ class Knowledge:
 
 
 def _missing(rows: DataFrame, *keys: str) -> DataFrame:
-    """The keys, stage, and what each of the requests that rows lack came to; all that were never asked as one."""
+    """Return the keys, the stage and the outcome of each missing request. Unsent requests count as one."""
     request = F.when(has_failed(), F.col("request_id")).alias("request_id")
     return rows.select(*keys, F.lit(STAGE).alias("stage"), request, "error_type", "error").distinct()
 
 
 def _of(frame: DataFrame, name: str) -> Column:
-    """A column of `FOUND`; null where the frame has none."""
+    """Return a column of `FOUND`, null if the frame lacks it."""
     column = F.col(name) if name in frame.columns else F.lit(None)
     return column.cast(FOUND[name]).alias(name)

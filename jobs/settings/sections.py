@@ -362,8 +362,8 @@ class IndexSettings(Section):
     chunk_words, chunk_overlap, codec and nprobe change the hits. The number of shards does not.
     """
 
-    NO_RESULT: ClassVar[frozenset[str]] = frozenset({"chunks_per_shard", "cache"})
-    ADVANCED: ClassVar[frozenset[str]] = frozenset({"chunks_per_shard", "exact_chunks", "codec", "nprobe", "cache"})
+    NO_RESULT: ClassVar[frozenset[str]] = frozenset({"chunks_per_shard"})
+    ADVANCED: ClassVar[frozenset[str]] = frozenset({"chunks_per_shard", "exact_chunks", "codec", "nprobe"})
 
     chunk_words: Count = setting(128, "Maximum words of a chunk")
     chunk_overlap: Natural = setting(
@@ -371,12 +371,10 @@ class IndexSettings(Section):
         "Words that a chunk shares with the next one",
         json_schema_extra={"allowed": "an integer >= 0 and less than index.chunk_words"},
     )
-    # 1.5 GB of vectors with 384 numbers, which one task builds in memory
-    chunks_per_shard: Count = setting(1_000_000, "Maximum chunks of a shard")
+    chunks_per_shard: Count = setting(1_000_000, "Maximum chunks of a shard, which is one file of the index")
     exact_chunks: Count = setting(50_000, "Maximum chunks of an exact search; above it the search uses lists")
     codec: Literal["flat", "fp16", "sq8"] = setting("flat", "Encoding of vectors: full, half or quarter size")
     nprobe: Count = setting(256, "Inverted lists that a search visits")
-    cache: Text | None = setting(None, "Local folder for copies of remote shards; null is in the temporary folder")
 
     @field_validator("chunk_overlap")
     @classmethod

@@ -215,6 +215,8 @@ def test_a_notebook_draws_a_bar_a_stage() -> None:
 
 
 def test_the_package_loads_no_engine() -> None:
-    program = "import untold, sys; untold.__version__; print({'pyspark', 'ray', 'faiss', 'pyarrow'} & set(sys.modules))"
+    program = (
+        "import untold, sys; untold.__version__; print({'pyspark', 'ray', 'lancedb', 'pyarrow'} & set(sys.modules))"
+    )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout == "set()\n"

@@ -11,7 +11,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 
 from tests.fakes.expected_icat import Chunk, ExpectedIcat, Found, cut
@@ -20,7 +19,6 @@ from tests.fakes.model_server import ModelServer
 from tests.fakes.world_icat import Annotation
 from tests.runs.harness import Row, read_table
 from tests.runs.worlds import rows_by_sample, scores_of
-from untold.udfs.retrieval.dense import use_one_thread
 
 ICAT = ("--metric", "icat")
 TOP = 10
@@ -45,18 +43,11 @@ def searcher(server: ModelServer) -> dict[str, str]:
 
 
 class Nearest:
-    """Chunks by their cosines with a claim, to six decimals, then by their ids: all are compared.
-
-    The products are FAISS's own: of chunks that are equally near by arithmetic, its last bits put some on different
-    sides of the seventh decimal, and which ones depends on the processor.
-    """
+    """Chunks by their cosines with a claim, to six decimals, then by their ids. All chunks are compared."""
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
-        use_one_thread()
         self._chunks, self._known = list(chunks), dict[str, tuple[list[Chunk], list[float]]]()
-        self._index = faiss.IndexFlatIP(len(vector_of("")))
-        if self._chunks:
-            self._index.add(_unit([chunk.text for chunk in self._chunks]))
+        self._vectors = _unit([chunk.text for chunk in self._chunks]) if self._chunks else _unit([""])[:0]
 
     def __call__(self, claim: str) -> Sequence[Chunk]:
         """The best of them."""
@@ -68,11 +59,10 @@ class Nearest:
 
     def _search(self, claim: str) -> tuple[list[Chunk], list[float]]:
         if claim not in self._known:
-            cosines, places = self._index.search(_unit([claim]), max(1, len(self._chunks)))
+            cosines = (self._vectors * _unit([claim])[0]).sum(axis=1)
             scored = [
-                (-round(float(cosine), 6), self._chunks[place].chunk_id, int(place))
-                for cosine, place in zip(cosines[0], places[0], strict=True)
-                if place >= 0
+                (-round(float(cosine), 6), chunk.chunk_id, place)
+                for place, (cosine, chunk) in enumerate(zip(cosines, self._chunks, strict=True))
             ]
             best = sorted(scored)[:TOP]
             self._known[claim] = [self._chunks[place] for *_, place in best], [-score for score, *_ in best]
@@ -80,8 +70,10 @@ class Nearest:
 
 
 def _unit(texts: Sequence[str]) -> Any:
+    """Return the stored vectors, of single precision, for sums of double precision."""
     vectors = np.array([vector_of(text) for text in texts])
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.where(length, length, 1)).astype(np.float32).astype(np.float64)
 
 
 def in_contexts(sample: Mapping[str, Any]) -> Found:

@@ -55,8 +55,8 @@ def worlds(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield Worlds(run_here, server, tmp_path_factory.mktemp("worlds"), importance_worlds(WORLDS, "noisy"))
 
 
-def by_faiss(claim: str, chunks: Sequence[Chunk], most: int) -> Sequence[Chunk]:
-    """The nearest chunks by the products of FAISS, whose last bits decide between those equally near."""
+def by_cosines(claim: str, chunks: Sequence[Chunk], most: int) -> Sequence[Chunk]:
+    """Return the nearest chunks by the stored vectors."""
     return _index(tuple(chunks))(claim)[:most]
 
 
@@ -65,7 +65,7 @@ def _index(chunks: tuple[Chunk, ...]) -> Nearest:
     return Nearest(chunks)
 
 
-NOISY = Options(judge="noisy", nearest=by_faiss)
+NOISY = Options(judge="noisy", nearest=by_cosines)
 
 
 def expect(samples: Sequence[Row], source: Source, options: Options) -> dict[str, ExpectedImportance]:

@@ -156,8 +156,10 @@ def test_a_folder_without_an_index_is_refused(run_here: RunHere, server: ModelSe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["asked", "written"])
-def test_a_killed_build_goes_on_and_asks_nothing_twice(server: ModelServer, tmp_path: Path, moment: str) -> None:
-    """`kill -9` while vectors are asked for, and as soon as the first shard is there."""
+def test_a_killed_build_goes_on_and_asks_nothing_twice(
+    run_here: RunHere, server: ModelServer, tmp_path: Path, moment: str
+) -> None:
+    """`kill -9` while vectors are requested, and as soon as the table is there."""
     documents = make_corpus(300)
     corpus = write_corpus(tmp_path / "corpus.jsonl", documents)
     place = tmp_path / "index"
@@ -167,26 +169,31 @@ def test_a_killed_build_goes_on_and_asks_nothing_twice(server: ModelServer, tmp_
     if moment == "asked":
         run.wait_for(server, 5)
     else:
-        wait_for_a_shard(run, place)
+        wait_for_the_table(run, place)
     killed_at = time()
     run.kill()
     server.configure(latency=0.0)
     calls = server.count()
     at_risk = IN_FLIGHT + sum(at >= killed_at - FLUSH_SECONDS for at in times(server.arrivals()))
     assert read_manifest(place)["status"] == "running"
-    kept = {file: file.stat().st_mtime_ns for file in place.glob("shards/[0-9a-f]*/*")}
-    assert bool(kept) == (moment == "written")
+    assert (place / "chunks.lance").is_dir() == (moment == "written")
     ended = score(server, corpus, place, settings=settings, command="index")
     assert ended.code == 0, ended.err
     texts = len(set(chunks_of(documents).values()))
     # Whole calls of a batch, and of the last of each start one that is not
     assert server.count() <= (-(-texts // BATCH) + 1 + at_risk if moment == "asked" else calls)
     assert read_manifest(place)["index"]["documents"] == len(documents)
-    assert {file: file.stat().st_mtime_ns for file in kept} == kept
-    assert not list(place.glob("shards/.*"))
+    queries = write_rows(tmp_path / "queries.jsonl", [{"query": query} for query in QUERIES])
+    found = ["--index", str(place), "--queries", str(queries), "--output", str(tmp_path / "hits"), "--top", "4"]
+    searched = run_here.command(words("search", server, *found))
+    assert searched.code == 0, searched.err
+    rows = read_table(tmp_path / "hits", "hits")
+    for number, query in enumerate(QUERIES):
+        hits = [(row["chunk_id"], row["similarity"]) for row in rows[4 * number : 4 * number + 4]]
+        assert names_of(hits) == names_of(nearest(documents, query, 4))
 
 
-def wait_for_a_shard(run: Run, place: Path) -> None:
-    while not any(place.glob("shards/[0-9a-f]*")):
+def wait_for_the_table(run: Run, place: Path) -> None:
+    while not (place / "chunks.lance").is_dir():
         assert run.is_running, run.errors
         sleep(0.005)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.recall.segmentation import sentences
-from untold.udfs.retrieval.catalog import chunk_id, chunk_text
+from untold.udfs.retrieval.chunks import chunk_id, chunk_text
 from untold.udfs.samples.batches import in_batches
 from untold.udfs.texts import count_words, sentence_ends
 

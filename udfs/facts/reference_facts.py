@@ -19,7 +19,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 
 from untold.udfs.facts.claim_verdicts import cut_passages
 from untold.udfs.facts.nodes import Node, normalise
-from untold.udfs.retrieval.terms import COSINE_DECIMALS
+from untold.udfs.retrieval.ranking import COSINE_DECIMALS
 from untold.udfs.samples.batches import in_batches
 from untold.udfs.texts import say_same_words, words_of
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tests.fakes.lookups import vector_of
-from untold.jobs.retrieval.index_build import IndexBuild, Maker
+from untold.jobs.retrieval.index_build import IndexBuild, IndexBuilder
 from untold.jobs.retrieval.sources import Searcher, distinct_queries
 from untold.jobs.run.folders import Workspace
 from untold.jobs.settings.sections import IndexSettings
-from untold.udfs.retrieval.catalog import Catalog, chunk_id, chunk_text
-from untold.udfs.retrieval.dense import Probing
-from untold.udfs.retrieval.terms import tokenise
+from untold.udfs.retrieval.chunks import chunk_id, chunk_text
+from untold.udfs.retrieval.index_table import Catalog
+from untold.udfs.retrieval.ranking import tokenise
 
 WORDS = 12
 OVERLAP = 3
@@ -85,8 +85,8 @@ class Indexes:
         rows = [(name, None, f"http://{name}", text, text) for name, text in documents.items()]
         frame = self.spark.createDataFrame(rows, SCHEMA).repartition(self.parts)
         settings = self.settings.model_copy(update=changed)
-        maker = Maker(self.workspace(), str(self.folder), settings, "model", self._ask, str(self.folder / "cache"))
-        made = maker.make(frame, len(rows), self.catalog)
+        builder = IndexBuilder(self.workspace(), str(self.folder), settings, "model", self._ask)
+        made = builder.build(frame, self.catalog)
         self.catalog = made.catalog
         return made
 
@@ -95,14 +95,11 @@ class Indexes:
         return ask(stage, rows, carry)
 
     def search(
-        self, queries: Sequence[str], k: int = 5, retriever: str = "dense", **probing: Any
+        self, queries: Sequence[str], k: int = 5, retriever: str = "dense", *, nprobe: int = 256, exact: bool = False
     ) -> dict[str, list[tuple[str, float]]]:
         """For each query its hits, in order."""
         assert self.catalog is not None
-        way = replace(Probing(), **probing)
-        searcher = Searcher(
-            self.workspace(), str(self.folder), self.catalog, ask, str(self.folder / "cache"), k, retriever, way
-        )
+        searcher = Searcher(self.workspace(), str(self.folder), self.catalog, ask, k, retriever, nprobe, exact)
         frame = self.spark.createDataFrame([(query,) for query in queries], "text string")
         asked = distinct_queries(frame, "text")
         hits, _ = searcher.search(asked)
@@ -113,14 +110,6 @@ class Indexes:
             assert (row["document_id"], row["url"]) == (document, f"http://{document}")
             found[row["asked"]].append((row["chunk_id"], row["similarity"]))
             assert row["rank"] == len(found[row["asked"]])
-        return found
-
-    def files(self) -> dict[str, bytes]:
-        """Every file of the index but what is of a run."""
-        found = {}
-        for file in sorted(self.folder.rglob("*")):
-            if file.is_file() and not file.relative_to(self.folder).parts[0].startswith("steps-"):
-                found[str(file.relative_to(self.folder))] = file.read_bytes()
         return found
 
 

@@ -1,23 +1,19 @@
-"""Indexes over Spark against numpy and bm25s: whatever the shards, the partitioning and the history of the corpus."""
+"""Indexes over Spark against numpy and bm25s, for any partitioning and history of the corpus."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from tests.jobs.retrieval.indexes import POISON, Indexes, ask, best_words, chunks_of, make_corpus, names_of, nearest
+from tests.jobs.retrieval.indexes import POISON, Indexes, best_words, chunks_of, make_corpus, names_of, nearest
+from tests.udfs.retrieval.test_index_table import damage
+from untold.jobs.retrieval import index_build
 from untold.jobs.retrieval.index_build import CorpusError
-from untold.jobs.retrieval.sources import Searcher, SearchError
-from untold.jobs.run.folders import Workspace
-from untold.udfs.retrieval.catalog import Catalog, IndexParameters, ShardEntry
-from untold.udfs.retrieval.dense import count_lists
-from untold.udfs.retrieval.terms import Hit, fuse_rankings
+from untold.jobs.retrieval.sources import SearchError, UnusableIndexError, catalog_in
+from untold.udfs.retrieval.index_table import list_count
+from untold.udfs.retrieval.ranking import Hit, fuse_rankings
 
 QUERIES = ["bee seaway ice42", "Öl", "sees nothing of it", "ices bees bees"]
 CORPUS = make_corpus(60)
@@ -30,7 +26,7 @@ def indexes(spark: SparkSession, tmp_path: Path) -> Indexes:
 
 @pytest.fixture(scope="module")
 def whole(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Indexes:
-    """An index of one shard."""
+    """An index in one file."""
     made = Indexes(spark, tmp_path_factory.mktemp("whole"))
     made.make(CORPUS)
     return made
@@ -57,100 +53,72 @@ def test_both_are_fused_by_their_ranks(whole: Indexes) -> None:
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("shards", [pytest.param(3, marks=pytest.mark.slow), 7])
-def test_several_shards_give_the_hits_and_the_bits_of_one(whole: Indexes, indexes: Indexes, shards: int) -> None:
-    count = len(chunks_of(CORPUS))
-    made = indexes.make(dict(reversed(CORPUS.items())), chunks_per_shard=-(-count // shards))
-    assert made.catalog is not None
-    assert [shard.chunks <= -(-count // shards) for shard in made.catalog.shards] == [True] * shards
+def test_files_and_partitions_change_no_hit(whole: Indexes, spark: SparkSession, tmp_path: Path) -> None:
+    index = Indexes(spark, tmp_path / "index", parts=5)
+    index.make(dict(reversed(CORPUS.items())), chunks_per_shard=17)
+    assert len(list((tmp_path / "index").glob("chunks.lance/data/*"))) > 5
     for retriever in ("dense", "bm25"):
-        assert indexes.search(QUERIES, retriever=retriever) == whole.search(QUERIES, retriever=retriever)
+        for query, hits in index.search(QUERIES, retriever=retriever).items():
+            expected = whole.search([query], retriever=retriever)[query]
+            assert names_of(hits) == names_of(expected)
+            assert dict(hits) == pytest.approx(dict(expected), rel=1e-6)
+    assert index.catalog is not None
+    assert whole.catalog is not None
+    assert index.catalog.digest == whole.catalog.digest
 
 
 @pytest.mark.gate
-def test_one_build_gives_the_same_files_whatever_the_partitioning(spark: SparkSession, tmp_path: Path) -> None:
-    made = []
-    for name, parts in (("a", 1), ("b", 5)):
-        index = Indexes(spark, tmp_path / name, parts=parts)
-        documents = CORPUS if parts == 1 else dict(reversed(CORPUS.items()))
-        index.make(documents, chunks_per_shard=40, exact_chunks=20)
-        made.append((index.files(), index.catalog and index.catalog.digest))
-    assert made[0] == made[1]
-
-
-@pytest.mark.gate
-def test_lists_are_searched_exactly_when_asked_to(indexes: Indexes) -> None:
+def test_lists_are_searched_exactly_with_the_option_exact(indexes: Indexes) -> None:
     made = indexes.make(CORPUS, exact_chunks=20, chunks_per_shard=50)
     assert made.catalog is not None
-    assert made.catalog.making.lists == count_lists(len(chunks_of(CORPUS)))
+    assert made.catalog.lists == list_count(len(chunks_of(CORPUS)))
     for query, hits in indexes.search(QUERIES, exact=True).items():
         assert names_of(hits) == names_of(nearest(CORPUS, query, 5))
-    some = indexes.search(QUERIES[:1], lists=4)[QUERIES[0]]
+    some = indexes.search(QUERIES[:1], nprobe=4)[QUERIES[0]]
     assert set(some) <= set(indexes.search(QUERIES[:1], k=999, exact=True)[QUERIES[0]])
 
 
-@pytest.mark.gate
-def test_every_shard_is_searched_in_a_task_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
-    shards = tuple(ShardEntry(str(number), 1, 1, 1, 1) for number in range(7))
-    catalog = Catalog(IndexParameters(12, 3, "model", "flat", 0, "", 4), 7, shards)
-    searcher = Searcher(Workspace(spark, str(tmp_path)), str(tmp_path), catalog, ask, str(tmp_path), 5)
-    schema = pa.schema([("name", pa.string()), ("task", pa.int32()), ("error", pa.string())])
-    tasks = searcher._task_a_shard(say_task, schema, "tasks").collect()
-    assert sorted(row["name"] for row in tasks) == [shard.name for shard in shards]
-    assert len({row["task"] for row in tasks}) == 7
-
-
-def say_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The name of each shard, and the task that it is in."""
-    context = TaskContext.get()
-    assert context is not None
-    for batch in batches:
-        for name in batch.column("name").to_pylist():
-            row = {"name": [name], "task": [context.partitionId()], "error": [None]}
-            types = {"name": pa.string(), "task": pa.int32(), "error": pa.string()}
-            yield pa.RecordBatch.from_pydict({key: pa.array(row[key], types[key]) for key in row})
-
-
-@pytest.mark.slow
-def test_a_grown_corpus_adds_shards_and_embeds_what_is_new_alone(indexes: Indexes, spark: SparkSession) -> None:
-    indexes.make(CORPUS, chunks_per_shard=60)
-    before = indexes.files()
+def test_a_changed_corpus_embeds_only_new_texts(indexes: Indexes, spark: SparkSession) -> None:
+    before = indexes.make(CORPUS).catalog
+    assert before is not None
     changed = {**CORPUS, "doc-001": "bee something else", "new": "a new one"}
     del changed["doc-002"]
-    made = indexes.make(changed, chunks_per_shard=60)
+    made = indexes.make(changed)
     assert indexes.asked == ["a new one", "bee something else"]
     assert made.catalog is not None
-    assert made.built == 1
-    after = indexes.files()
-    assert {name: after.get(name) for name in before} == before
+    assert (made.new, made.catalog.documents) == (2, len(changed))
     fresh = Indexes(spark, indexes.folder.parent / "fresh")
     fresh.make(changed)
+    assert fresh.catalog is not None
+    assert fresh.catalog.digest == made.catalog.digest != before.digest
     for retriever in ("dense", "bm25", "hybrid"):
-        assert indexes.search(QUERIES, retriever=retriever) == fresh.search(QUERIES, retriever=retriever)
-    again = indexes.make(changed, chunks_per_shard=60)
-    assert (again.new, again.built, indexes.asked, indexes.files()) == (0, 0, [], after)
+        found, expected = (one.search(QUERIES, retriever=retriever) for one in (indexes, fresh))
+        for query in QUERIES:
+            assert names_of(found[query]) == names_of(expected[query])
+            assert dict(found[query]) == pytest.approx(dict(expected[query]), rel=1e-6)
+    again = indexes.make(changed)
+    assert (again.new, indexes.asked) == (0, [])
+    assert again.catalog is not None
+    assert again.catalog.digest == made.catalog.digest
+    # A search may go on with the index before
+    indexes.catalog = before
+    assert names_of(indexes.search(QUERIES[:1])[QUERIES[0]]) == names_of(nearest(CORPUS, QUERIES[0], 5))
 
 
 @pytest.mark.gate
-def test_a_shard_of_which_a_tenth_is_dead_is_made_anew(indexes: Indexes, spark: SparkSession) -> None:
+@pytest.mark.parametrize("most", [0, 100])
+def test_removed_documents_are_found_no_more(indexes: Indexes, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(index_build, "MOST_REMOVED", most)
     indexes.make(CORPUS)
     left = {name: text for name, text in CORPUS.items() if name[-1] not in "347"}
     made = indexes.make(left)
     assert made.catalog is not None
-    assert [shard.tombstones for shard in made.catalog.shards] == [None]
-    assert made.catalog.chunks == made.new == len(chunks_of(left))
-    fresh = Indexes(spark, indexes.folder.parent / "fresh")
-    assert made.catalog == fresh.make(left).catalog
-
-
-@pytest.mark.gate
-def test_a_small_index_that_outgrows_the_exact_kind_is_made_of_lists(indexes: Indexes) -> None:
-    few = dict(list(CORPUS.items())[:10])
-    indexes.make(few, exact_chunks=60)
-    made = indexes.make(CORPUS, exact_chunks=60)
-    assert made.catalog is not None
-    assert made.catalog.making.lists
-    assert made.catalog.chunks == len(chunks_of(CORPUS))
+    assert made.catalog.chunks == len(chunks_of(left))
+    for query, hits in indexes.search(QUERIES).items():
+        assert names_of(hits) == names_of(nearest(left, query, 5))
+    other = {"other": "a wholly new one"}
+    indexes.make(other)
+    assert names_of(indexes.search(QUERIES[:1])[QUERIES[0]]) == ["other#0"]
 
 
 @pytest.mark.gate
@@ -159,7 +127,7 @@ def test_many_documents_of_few_texts_have_fewer_lists_than_texts(indexes: Indexe
     for _ in range(2):
         made = indexes.make(documents, exact_chunks=20)
         assert made.catalog is not None
-        assert (made.catalog.making.lists, made.catalog.chunks) == (1, 30)
+        assert made.catalog.chunks == 30
     assert names_of(indexes.search(["bee sea"])["bee sea"]) == names_of(nearest(documents, "bee sea", 5))
 
 
@@ -178,33 +146,25 @@ def test_a_document_with_a_text_that_fails_is_left_out_whole_and_named(indexes: 
 
 
 @pytest.mark.gate
-def test_a_damaged_shard_is_one_line_and_the_next_build_mends_it(indexes: Indexes) -> None:
-    indexes.make(CORPUS, chunks_per_shard=60)
-    assert indexes.catalog is not None
+def test_a_damaged_index_is_one_line_and_the_next_build_replaces_it(indexes: Indexes) -> None:
+    indexes.make(CORPUS)
     expected = indexes.search(QUERIES)
-    folder = indexes.folder / "shards" / indexes.catalog.shards[1].name
-    (folder / "dense.faiss").write_bytes(b"")
+    damage(indexes.folder)
     for retriever in ("dense", "bm25"):
-        with pytest.raises(SearchError, match=rf"^the shard {folder} is damaged") as told:
+        with pytest.raises(SearchError, match=rf"^{indexes.folder}/chunks.lance cannot be read") as told:
             indexes.search(QUERIES, retriever=retriever)
         assert "\n" not in str(told.value)
-    made = indexes.make(CORPUS, chunks_per_shard=60)
-    assert made.built == 1
-    assert len(made.damaged) == 1
+    made = indexes.make(CORPUS)
+    assert made.damage is not None
+    assert "cannot be read" in made.damage
     assert indexes.search(QUERIES) == expected
 
 
-@pytest.mark.gate
-def test_a_build_that_was_killed_goes_on_behind_its_last_shard(indexes: Indexes) -> None:
-    indexes.make(CORPUS, chunks_per_shard=30)
-    whole = indexes.files()
-    assert indexes.catalog is not None
-    shutil.rmtree(indexes.folder / "shards" / indexes.catalog.shards[0].name)
-    kept = {file: file.stat().st_mtime_ns for file in indexes.folder.rglob("shards/*/*")}
-    indexes.catalog = None
-    indexes.make(CORPUS, chunks_per_shard=30)
-    assert indexes.files() == whole
-    assert {file: file.stat().st_mtime_ns for file in kept} == kept
+def test_an_index_of_an_earlier_version_is_refused() -> None:
+    earlier = {"index": {"digest": "d", "chunks": 1, "making": {"lists": 0}, "documents": 1, "shards": []}}
+    with pytest.raises(UnusableIndexError, match=r"was built by an earlier version of Untold.*--overwrite"):
+        catalog_in(earlier, "place")
+    assert catalog_in({"status": "running"}, "place") is None
 
 
 def test_a_corpus_without_a_word_is_told_of(indexes: Indexes) -> None:

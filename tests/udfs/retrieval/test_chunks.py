@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.udfs.retrieval.catalog import chunk_text
+from untold.udfs.retrieval.chunks import chunk_text
 from untold.udfs.texts import count_words
 
 
