@@ -357,9 +357,9 @@ class GroundingSettings(Section):
 
 
 class IndexSettings(Section):
-    """Chunks, vectors and shards of an index, and the effort of a search: methods, section 10.
+    """Chunks and vectors of an index, and the effort of a search: methods, section 10.
 
-    chunk_words, chunk_overlap, codec and nprobe change the hits. The number of shards does not.
+    chunk_words, chunk_overlap, codec and nprobe change the hits. chunks_per_shard does not.
     """
 
     NO_RESULT: ClassVar[frozenset[str]] = frozenset({"chunks_per_shard"})

@@ -74,7 +74,7 @@ BENCHMARKS = {
     "realsumm": Benchmark("how often a fact finds its own document", realsumm.measure),
     "longrecall": Benchmark("requests, seconds and memory of longrecall", longrecall.measure),
     "recall": Benchmark("pairs of facts on the way to candidates, beside a loop over rapidfuzz", recall.measure),
-    "retrieval": Benchmark("an index beside bare FAISS and bm25s", retrieval.measure),
+    "retrieval": Benchmark("an index beside NumPy and bm25s", retrieval.measure),
     "soak": Benchmark("a long run among faults, killed three times, its disk full once", soak.measure),
     "start": Benchmark("how long a start takes, beside a bare one", start.measure),
     "stored": Benchmark("e2e and nli from a full store, by number of samples", stored.measure),

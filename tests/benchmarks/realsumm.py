@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.figures import Figure, Options
-from untold.udfs.retrieval.catalog import chunk_id, chunk_text
-from untold.udfs.retrieval.dense import use_one_thread
+from untold.udfs.retrieval.chunks import chunk_id, chunk_text
 from untold.udfs.retrieval.embedding import find_model, normalised, open_embedder
-from untold.udfs.retrieval.searching import RANKERS
-from untold.udfs.retrieval.terms import FUSION_DEPTH, Hit, fuse_rankings
+from untold.udfs.retrieval.ranking import FUSION_DEPTH, RANKERS, Hit, fuse_rankings
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("UNTOLD_DATA", ROOT.parent / "shared" / "data")) / "realsumm"
@@ -40,7 +38,6 @@ def measure(options: Options) -> list[Figure]:
     for rows in (chunks, queries):
         vectors = embed([row["text"] for row in rows])
         rows[:] = [{**row, "vector": vector} for row, vector in zip(rows, vectors, strict=True)]
-    use_one_thread()
     found = {name: list(rank(chunks, queries, FUSION_DEPTH)) for name, rank in RANKERS.items()}
     found["hybrid"] = [fuse_rankings(lists, DEPTH) for lists in zip(*found.values(), strict=True)]
     own = [str(number) for number, _ in facts]

@@ -1,1 +1,1 @@
-"""What facts are looked up in: texts cut, embedded and counted into shards, searched by words, by vectors, by both."""
+"""Cut, embed, store and search texts, and classify pairs of texts."""

@@ -19,10 +19,8 @@ from math import isqrt
 from operator import itemgetter
 from typing import Any
 
-import lancedb
 import numpy as np
 import pyarrow as pa
-from lancedb.index import FTS, IvfFlat, IvfSq
 
 from untold.udfs.errors import UserError
 from untold.udfs.retrieval.chunks import CHUNKS, without_overlap
@@ -62,18 +60,6 @@ SPARE_HITS = 8
 DOCUMENTS_OF_A_DELETION = 1_000
 # Bytes of indexes and of metadata that a process keeps. LanceDB's defaults are 6 and 1 GB
 CACHED_BYTES = 256 * 2**20
-
-
-# Words are stored as tokens
-WORDS = FTS(
-    base_tokenizer="whitespace",
-    with_position=False,
-    max_token_length=None,
-    lower_case=False,
-    stem=False,
-    remove_stop_words=False,
-    ascii_folding=False,
-)
 
 
 class DamagedIndexError(UserError):
@@ -148,6 +134,9 @@ def _connect(index: str) -> Any:
 
     Raises PlaceError for a file system that is neither a local disk nor an object store.
     """
+    # The import takes half a second, and runs without an index import this module too
+    import lancedb
+
     session = lancedb.Session(CACHED_BYTES, CACHED_BYTES)
     place = StoragePath(index)
     if place.local is not None:
@@ -222,16 +211,10 @@ def write_table(
     if table is None:
         raise ValueError("a table without rows")
     chunks = table.count_rows()
-    if before is None or removed:
-        # LanceDB counts the words of deleted rows until the index is made again
-        table.create_index("words", config=WORDS, replace=True)
-    if before is not None:
-        table.optimize()
     lists = before.lists if before else 0
     if not lists and chunks > exact_chunks:
         lists = list_count(chunks)
-        kind = IvfSq if making.codec == "sq8" else IvfFlat
-        table.create_index("vector", config=kind(distance_type="dot", num_partitions=lists))
+    _write_indexes(table, making, lists, words=before is None or bool(removed))
     files = (StoragePath(index) / f"{TABLE}.lance").entries(recursive=True)
     return TableState(table.version, chunks, lists, sum(entry.size for entry in files))
 
@@ -265,6 +248,30 @@ def _to_store(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     numbers = pa.array(vectors.astype(kind.value_type.to_pandas_dtype()), kind.value_type)
     columns = [*batch.select(STORED).columns, pa.array(words, pa.string())]
     return pa.RecordBatch.from_arrays([*columns, pa.FixedSizeListArray.from_arrays(numbers, type=kind)], schema=schema)
+
+
+def _write_indexes(table: Any, making: IndexParameters, lists: int, *, words: bool) -> None:
+    """Update the indexes of a table. `words`: create the index of words again, `lists`: number of inverted lists."""
+    from lancedb.index import FTS, IvfFlat, IvfSq
+
+    known = {column for one in table.list_indices() for column in one.columns}
+    if words:
+        # LanceDB counts the words of deleted rows until the index is created again. The words are tokens already
+        config = FTS(
+            base_tokenizer="whitespace",
+            with_position=False,
+            max_token_length=None,
+            lower_case=False,
+            stem=False,
+            remove_stop_words=False,
+            ascii_folding=False,
+        )
+        table.create_index("words", config=config, replace=True)
+    if known:
+        table.optimize()
+    if lists and "vector" not in known:
+        kind = IvfSq if making.codec == "sq8" else IvfFlat
+        table.create_index("vector", config=kind(distance_type="dot", num_partitions=lists))
 
 
 @dataclass(frozen=True)
