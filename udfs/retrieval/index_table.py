@@ -28,6 +28,7 @@ from untold.udfs.retrieval.ranking import (
     K1,
     Hit,
     compared,
+    cosines,
     decimals_of,
     depth_of,
     fuse_rankings,
@@ -165,8 +166,8 @@ def open_table(index: str, version: int) -> Any:
 
 def _damaged(index: str, error: Exception) -> DamagedIndexError:
     return DamagedIndexError(
-        f"{index}/{TABLE}.lance cannot be read ({type(error).__name__}). Start untold index again. It builds the table "
-        "again and embeds no text twice"
+        f"{index}/{TABLE}.lance cannot be read ({type(error).__name__}). Build it again with untold index --overwrite, "
+        "which embeds no text twice"
     )
 
 
@@ -336,9 +337,9 @@ def _rank_by_vectors(table: Any, batch: pa.RecordBatch, task: SearchTask, rows: 
         found = _read_hits(query, most, ["vector", "_distance"], rows)
         numbers = found["query_index"].to_numpy() if len(places) > 1 else np.zeros(len(found), np.int32)
         # LanceDB's own distances have rounding errors, which would decide between equal hits
-        cosines = np.einsum("ij,ij->i", _rows_of(found["vector"]), wanted[numbers])
+        similarities = cosines(_rows_of(found["vector"]), wanted[numbers])
         hits: dict[int, list[Hit]] = {place: [] for place in places}
-        for number, chunk_id, cosine in zip(numbers, found["chunk_id"].to_pylist(), cosines.tolist(), strict=True):
+        for number, chunk_id, cosine in zip(numbers, found["chunk_id"].to_pylist(), similarities, strict=True):
             hits[places[number]].append(Hit(chunk_id, cosine))
         return hits
 

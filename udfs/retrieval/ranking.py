@@ -72,6 +72,14 @@ def compared(similarity: float, decimals: int | None) -> float:
     return similarity if decimals is None else round(similarity, decimals)
 
 
+def cosines(vectors: Any, others: Any) -> list[float]:
+    """Return the products of rows of length 1 (n x d, float64) and others (n x d, or d).
+
+    A product does not depend on the other rows, unlike those of a matrix product.
+    """
+    return list(map(float, np.einsum("ij,ij->i", vectors, np.broadcast_to(others, vectors.shape))))
+
+
 def depth_of(k: int, *, fused: bool) -> int:
     """Return the number of hits of each ranking for k hits in the result.
 
@@ -140,9 +148,7 @@ def _rank(chunks: Rows, queries: Rows, k: int, retrievers: Sequence[str]) -> Ite
 def _rank_by_vectors(chunks: Rows, queries: Rows, depth: int) -> Iterator[list[Hit]]:
     vectors, wanted = (np.array([row["vector"] for row in rows], np.float64) for rows in (chunks, queries))
     for query in wanted:
-        # Row by row: a matrix product adds in an order that depends on the number of rows
-        similarities = np.einsum("ij,j->i", vectors, query).tolist()
-        yield rank_hits(_named(chunks, similarities), depth, decimals_of("dense"))
+        yield rank_hits(_named(chunks, cosines(vectors, query)), depth, decimals_of("dense"))
 
 
 def _rank_by_words(chunks: Rows, queries: Rows, depth: int) -> Iterator[list[Hit]]:

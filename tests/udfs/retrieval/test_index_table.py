@@ -300,7 +300,7 @@ def test_a_damaged_table_is_one_line(tmp_path: Path) -> None:
 
 def test_a_missing_version_is_one_line(tmp_path: Path) -> None:
     write(tmp_path, DOCUMENTS)
-    with pytest.raises(DamagedIndexError, match="Start untold index again"):
+    with pytest.raises(DamagedIndexError, match="untold index --overwrite"):
         open_table(str(tmp_path), 99)
     with pytest.raises(PlaceError, match="needs a local disk or an object store"):
         open_table("hdfs://host/index", 1)
