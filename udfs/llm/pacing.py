@@ -188,9 +188,10 @@ class Slots:
         times = [self.clock.local(time) for time in lease.times]
         self._slots.extend(zip(times, estimates, strict=False))
         self._until = max([self._until, *times[-1:]])
-        # A limiter without slots gets a pause. It grants slots for a quarter of a second
+        # Without new slots, the limiter gets a pause. It grants slots for a quarter of a second
+        in_vain = not times and (estimates or self._slots)
         self._received = received
-        self._earliest_report = received + (POLL_SECONDS / 2 if estimates and not times else 0.0)
+        self._earliest_report = received + (POLL_SECONDS / 2 if in_vain else 0.0)
 
 
 class CompletionSizes:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.udfs.llm.askers import SETTINGS, STAGE
 from untold.udfs.llm.calls import CallContext, Work
 from untold.udfs.llm.limiter import Lease
-from untold.udfs.llm.pacing import LATE_SECONDS, CompletionSizes, LimiterClock, Slots
+from untold.udfs.llm.pacing import IDLE_POLL_SECONDS, LATE_SECONDS, POLL_SECONDS, CompletionSizes, LimiterClock, Slots
 
 # The limiter's clock begins at another time than the asker's: they run on machines of their own.
 APART = 12345.0
@@ -58,6 +58,18 @@ def test_a_clock_that_is_set_costs_no_slot(step: float) -> None:
     moved = 101.0 + APART + step
     pacing.receive(lease([moved + 0.1], moved), [10], 101.0 - 0.003, 101.0)
     assert pacing.wait(101.0) == pytest.approx(0.1, abs=0.002)
+
+
+def test_a_needed_lease_is_requested_at_once_but_not_soon_after_one_without_slots() -> None:
+    pacing = paced(0.5)
+    assert pacing.next_report(waiting=True) == 100.0 + POLL_SECONDS
+    assert pacing.next_report(waiting=False) == 100.0 + IDLE_POLL_SECONDS
+    pacing.needed = True
+    assert pacing.next_report(waiting=True) <= 100.0
+    pacing.receive(lease([], 100.1 + APART), [10], 100.1, 100.1)
+    assert 100.1 < pacing.next_report(waiting=True) < 100.1 + POLL_SECONDS
+    pacing.receive(lease([100.3 + APART], 100.2 + APART), [10], 100.2, 100.2)
+    assert pacing.next_report(waiting=True) <= 100.2
 
 
 def test_the_quickest_round_trip_tells_the_offset_best() -> None:
