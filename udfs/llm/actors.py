@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from untold.udfs.llm.calls import CallSettings, Progress, Work
-from untold.udfs.llm.channels import NO_LIMITS, Channel, Channels, Lend, Slots
+from untold.udfs.llm.channels import NO_LIMITS, Channel, Channels, Lend
 from untold.udfs.llm.keys import LOCAL, Stage
 from untold.udfs.llm.limiter import Budget
 from untold.udfs.llm.limiter_actor import LimiterClient, limiter_name
+from untold.udfs.llm.pacing import Slots
 from untold.udfs.llm.request_loop import RequestLoop
 from untold.udfs.llm.script import accept_of, key_header_of
 from untold.udfs.llm.store_files import COMPLETIONS, SegmentWriter, write_file
@@ -31,25 +32,23 @@ RAYLET_LOOK_SECONDS = 0.5
 RAYLET_GRACE_SECONDS = 3.0
 
 
-def limiters_of(settings: CallSettings, model: str) -> tuple[str, ...]:
+def limiters_of(work: Work) -> list[str]:
     """Return the names of the limiters of all endpoints. If several share a budget, its limiter is the last one."""
-    names = tuple(limiter_name(one.label, one.model or model) for one in settings.each)
-    spends = bool(settings.endpoints) and settings.budget != Budget()
-    return (*names, limiter_name("budget", "")) if spends else names
+    names = [limiter_name(one.label, one.model or work.stage.model) for one in work.settings.each]
+    return (
+        [*names, limiter_name("budget", "")] if work.settings.endpoints and work.settings.budget != Budget() else names
+    )
 
 
-def open_channels(work: Work, lends: Sequence[Lend]) -> Channels:
-    """Return the channels of the endpoints. `lends` are the limiters in the order of `limiters_of`."""
+def open_channels(work: Work, lend: Lend) -> Channels:
+    """Return the channels of the endpoints. `lend` requests leases from the limiters in the order of `limiters_of`."""
     several = bool(work.settings.endpoints)
     own = [replace(one, budget=Budget() if several else one.budget) for one in work.settings.each]
-    each = [
-        Channel(replace(work, settings=one), open_client(one, work.stage), lend)
-        for one, lend in zip(own, lends, strict=False)
-    ]
-    if len(lends) == len(each):
-        return Channels(work, each)
+    each = [Channel(replace(work, settings=one), open_client(one, work.stage)) for one in own]
+    if len(limiters_of(work)) == len(each):
+        return Channels(work, lend, each)
     dear = replace(work.settings, prices=dearest([one.prices for one in own]), limits=NO_LIMITS)
-    return Channels(work, each, Slots(replace(work, settings=dear), lends[-1]))
+    return Channels(work, lend, each, Slots(replace(work, settings=dear)))
 
 
 def open_client(settings: CallSettings, stage: Stage) -> Endpoint | LocalClassifier:
@@ -71,15 +70,6 @@ def open_client(settings: CallSettings, stage: Stage) -> Endpoint | LocalClassif
     )
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """The work of an actor, the names of its limiters, and the folder of its completions."""
-
-    work: Work
-    limiters: tuple[str, ...]
-    directory: str
-
-
 class AnsweringActor:
     """An actor that sends units of work. Its `RequestLoop` runs between the calls of its methods."""
 
@@ -98,18 +88,17 @@ class AnsweringActor:
         for name in ("untold.udfs.llm.client", "pandas"):
             await asyncio.to_thread(import_module, name)
 
-    async def start(self, assignment: Assignment) -> str:
+    async def start(self, work: Work) -> str:
         """Write the probe, start the workers, and return the path of the probe.
 
         Raises OSError if the folder of completions is not writable. Nothing is paid at that time.
         """
-        work = assignment.work
-        self._lender, self._client = LimiterClient(assignment.limiters), work.name
-        probe = f"{assignment.directory}/_probe-{work.name}"
+        self._lender, self._client = LimiterClient(limiters_of(work)), work.name
+        probe = f"{work.directory}/_probe-{work.name}"
         await self.load()
         await asyncio.to_thread(lambda: write_file(probe, COMPLETIONS.empty_table()))
-        writer = SegmentWriter(assignment.directory, work.name, work.settings.flush)
-        channels = open_channels(work, self._lender.lends)
+        writer = SegmentWriter(work.directory, work.name, work.settings.flush)
+        channels = open_channels(work, self._lender.lease)
         form = definition_of(work.stage.name).form
         self._loop = RequestLoop(work, accept_of(work.stage), channels, writer, form)
         self._loop.start()

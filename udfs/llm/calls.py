@@ -190,8 +190,8 @@ class CallContext:
 class Work:
     """The work of one actor.
 
-    `call_id` identifies one call of the stage; a start can call a stage several times. `gone` is the usage of the dead
-    actors of that call, by name.
+    `call_id` identifies one call of the stage; a start can call a stage several times. `directory` is the folder of the
+    completions. `gone` is the usage of the dead actors of that call, by name.
     """
 
     name: str
@@ -199,6 +199,7 @@ class Work:
     run: str
     call: CallContext
     settings: CallSettings
+    directory: str = ""
     gone: Mapping[str, Usage] = field(default_factory=dict)
 
     @property
@@ -252,7 +253,7 @@ class Request:
         turn_due: True if the next call is the first call with the newest turns.
         names_form: True if calls name the output format.
         members: the rows of a request with several rows. Each is a row of the store.
-        promised: tokens of the budget that are reserved for the call.
+        reserved: tokens of the call that are reserved from the limit, and from the budget if endpoints share it.
         failed_at: indices of endpoints at which the request failed. The next call goes to another endpoint.
         limit: the token limit of the next call. None for the limit of the stage.
     """
@@ -262,7 +263,7 @@ class Request:
     unit: str
     body: bytes | None = None
     tokens: int = 0
-    reserved: int = 0
+    reserved: tuple[int, ...] = ()
     attempts: int = 0
     calls: int = 0
     limited: int = 0
@@ -276,7 +277,6 @@ class Request:
     turns: list[dict[str, Any]] = field(default_factory=list)
     trace: list[dict[str, str]] = field(default_factory=list)
     members: list[Request] = field(default_factory=list)
-    promised: int = 0
     failed_at: frozenset[int] = frozenset()
     limit: int | None = None
 
@@ -303,11 +303,6 @@ class Request:
         self.rounds += 1
         self.turn_due = True
         self.body, self.tokens = None, 0
-
-    def release(self) -> tuple[int, int]:
-        """End the reservations of the call, and return the tokens reserved from the limit and from the budget."""
-        reserved, self.reserved, self.promised = (self.reserved, self.promised), 0, 0
-        return reserved
 
 
 @dataclass

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from math import ceil, floor
-from time import monotonic
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 from untold.udfs.llm.calls import Answer, Request, Work
 from untold.udfs.llm.keys import Stage
 from untold.udfs.llm.limiter import Lease, LimiterReport, Limits
-from untold.udfs.llm.pacing import Pacing
+from untold.udfs.llm.pacing import Slots
 from untold.udfs.llm.retrying import ASK_AGAIN, DOUBTS_IN_A_ROW, EndpointHealth, is_fault
 from untold.udfs.llm.templates import order_of_variables
 from untold.udfs.llm.text_models import LocalClassifier
@@ -54,6 +53,7 @@ def _part_of(request: Request, members: list[Request], attempts: int) -> Request
         request.unit,
         attempts=attempts,
         calls=request.calls,
+        limited=request.limited,
         first_sent=request.first_sent,
         first_fault=request.first_fault,
         last=request.last,
@@ -102,7 +102,6 @@ def split_answered(request: Request, answer: Answer) -> tuple[list[tuple[Request
     if not bad:
         return good, None, answer
     rest = _part_of(request, [member for member, _ in bad], request.attempts)
-    rest.limited = request.limited
     return good, rest, replace(bad[0][1], parts=())
 
 
@@ -238,106 +237,29 @@ def group_of(stage: Stage) -> Callable[[Request], Hashable]:
     return lambda request: crc32(repr(request.variables.get(first)).encode("utf-8", "surrogatepass"))
 
 
-Lend = Callable[[LimiterReport], Awaitable[Lease]]
+# Sends reports to limiters, by their numbers, and returns the leases
+Lend = Callable[[Mapping[int, LimiterReport]], Awaitable[Mapping[int, Lease]]]
 # Before the first success of a run, a user waits for it, so an outage ends the run after a minute.
 FIRST_OUTAGE_SECONDS = 60.0
 # Limits of the limiter that leases only the budget of several endpoints
 NO_LIMITS = Limits(max_concurrency=10**9)
 
 
-class Waiters:
-    """Workers without a slot or a request, which are woken one by one.
-
-    Waking all of hundreds of workers for each slot would cost hundreds of turns of the event loop per call.
-    """
-
-    def __init__(self) -> None:
-        self._sleepers: deque[asyncio.Future[None]] = deque()
-        self._alarm: asyncio.TimerHandle | None = None
-
-    async def wait(self) -> None:
-        """Wait until this worker is woken."""
-        sleeper = asyncio.get_running_loop().create_future()
-        self._sleepers.append(sleeper)
-        await sleeper
-
-    def wake(self) -> None:
-        """Wake one worker, which wakes the next one if there is more work."""
-        while self._sleepers:
-            sleeper = self._sleepers.popleft()
-            # A worker that was cancelled while it waited cannot wake the next one
-            if not sleeper.done():
-                sleeper.set_result(None)
-                return
-
-    def wake_after(self, seconds: float) -> None:
-        """Wake one worker at the time of the next slot."""
-        loop = asyncio.get_running_loop()
-        # One alarm is enough, because a woken worker sets the alarm for the next slot
-        if self._alarm is None or self._alarm.cancelled() or self._alarm.when() <= loop.time():
-            self._alarm = loop.call_later(seconds, self.wake)
-
-
-class Slots:
-    """The leased slots of one limiter.
-
-    `lend` requests a lease and can wait; only one loop calls it. `work` is the actor's work with the settings of this
-    endpoint.
-    """
-
-    def __init__(self, work: Work, lend: Lend) -> None:
-        self.work, self.lend = work, lend
-        self.pacing = Pacing()
-        self.needs_lease = asyncio.Event()
-        self._reports = 0
-
-    def wait(self, now: float) -> float | None:
-        """Return the seconds until the next slot, 0 for now. None means that a new lease is needed and requested."""
-        wait = self.pacing.wait(now)
-        if wait is None:
-            self.needs_lease.set()
-        return wait
-
-    def use(self) -> int:
-        """Use the next slot and return its reserved tokens."""
-        reserved = self.pacing.use()
-        if self.pacing.runs_low:
-            self.needs_lease.set()
-        return reserved
-
-    def report(self, usage: Usage, estimates: tuple[int, ...], in_flight: int) -> LimiterReport:
-        """Return the report for the next lease, without the news of the endpoint."""
-        self._reports += 1
-        spent = self.work.settings.priced(usage)
-        report = self.pacing.report(self.work, spent, estimates, in_flight, monotonic())
-        return replace(report, number=self._reports)
-
-    async def renew(self, report: LimiterReport) -> Lease:
-        """Send the report to the limiter, and receive a lease with the shared state of the endpoint."""
-        sent = monotonic()
-        lease = await self.lend(report)
-        self.pacing.receive(lease, report.estimates, sent, monotonic())
-        self.learn(lease)
-        return lease
-
-    def learn(self, lease: Lease) -> None:
-        """Update the state of the endpoint from a lease: the limiter knows the reports of all actors."""
-
-
 class Channel(Slots):
     """One endpoint.
 
-    `held` are errors about the run that can still turn out to be errors of their rows. `rejected` are requests with an
-    error that every request can get, before any completion. If `errors_differ`, each error belongs to its row.
+    `held_back` are requests with an error about the run, which can still turn out to be an error of their rows.
+    `rejected` are requests with an error that every request can get, before any completion. If `errors_differ`, each
+    error belongs to its row.
     """
 
-    def __init__(self, work: Work, client: Endpoint | LocalClassifier, lend: Lend) -> None:
-        super().__init__(work, lend)
+    def __init__(self, work: Work, client: Endpoint | LocalClassifier) -> None:
+        super().__init__(work)
         self.client = client
         self.standing = EndpointHealth(answered_ever=work.call.answered_before, completed=work.call.answered_before)
         self.tally = UsageCounter()
         self.models: set[str] = set()
-        self.held: list[tuple[Request, Answer]] = []
+        self.held_back: list[tuple[Request, Answer]] = []
         self.rejected: list[tuple[Request, Answer]] = []
         self.rejected_at = 0.0
         self.errors_differ = False
@@ -357,21 +279,22 @@ class Channel(Slots):
     @property
     def is_out(self) -> bool:
         """Return True if the endpoint refuses the run or is down."""
-        return self.refused is not None or self.standing.probing or self.pacing.refusal == "outage"
+        return self.refused is not None or self.standing.probing or self.refusal == "outage"
 
     @property
     def is_unlimited(self) -> bool:
         """Return True if the endpoint is up and only its places in flight limit it."""
-        return not self.is_out and not self.pacing.strict
+        return not self.is_out and not self.strict
 
-    def learn(self, lease: Lease) -> None:
-        """Update the state of the endpoint from a lease: the limiter knows the reports of all actors."""
-        self.standing.learn(lease, self.pacing.clock.local(lease.answered_at))
+    def receive(self, lease: Lease, estimates: Sequence[int], sent: float, received: float) -> None:
+        """Add the slots of a lease, and update the state of the endpoint, which the limiter knows from all actors."""
+        super().receive(lease, estimates, sent, received)
+        self.standing.learn(lease, self.clock.local(lease.answered_at))
 
     @property
     def is_doubtful(self) -> bool:
         """Return True if an error about the run came before any completion, so it probably holds for every row."""
-        return bool(self.held) and not self.standing.completed
+        return bool(self.held_back) and not self.standing.completed
 
     @property
     def waits_for_completion(self) -> bool:
@@ -386,14 +309,18 @@ class Channel(Slots):
     @property
     def held_rows(self) -> int:
         """Return the number of rows of the held requests."""
-        return sum(request.rows for request, _ in self.held)
+        return sum(request.rows for request, _ in self.held_back)
 
 
 class Channels:
-    """The endpoints of an actor. With several endpoints, each has its own limiter and `purse` leases the budget."""
+    """The endpoints of an actor, each with a limiter. With several endpoints, `budget_slots` lease their budget.
 
-    def __init__(self, work: Work, each: Sequence[Channel], budget_slots: Slots | None = None) -> None:
-        self.each, self.budget_slots = each, budget_slots
+    `lend` requests leases and can wait. Its numbers are the positions in `slots`.
+    """
+
+    def __init__(self, work: Work, lend: Lend, each: Sequence[Channel], budget_slots: Slots | None = None) -> None:
+        self.lend, self.each, self.budget_slots = lend, each, budget_slots
+        self.needs_lease = asyncio.Event()
         self.slots: list[Slots] = [*each, *([budget_slots] if budget_slots else [])]
         self._settings = work.settings
 
@@ -434,9 +361,9 @@ class Channels:
     @property
     def refusal(self) -> str | None:
         """Return the reason for no lease: the budget, or an outage of all endpoints that do not refuse the run."""
-        if self.budget_slots and self.budget_slots.pacing.refusal:
-            return self.budget_slots.pacing.refusal
-        refusals = {channel.pacing.refusal for channel in self.each if not channel.refused}
+        if self.budget_slots and self.budget_slots.refusal:
+            return self.budget_slots.refusal
+        refusals = {channel.refusal for channel in self.each if not channel.refused}
         return refusals.pop() if len(refusals) == 1 else None
 
     def places_of_one(self) -> float:
@@ -449,7 +376,7 @@ class Channels:
         if not unlimited:
             return float("inf")
         largest = max(each.work.settings.weight for each in unlimited)
-        return max(each.pacing.places for each in unlimited) / largest
+        return max(each.places for each in unlimited) / largest
 
     def places(self, channel: Channel, of_one: float, *, ahead: bool) -> int:
         """Return the number of calls that an endpoint can have in flight now, from its lease or its weight.
@@ -457,32 +384,37 @@ class Channels:
         If nothing else limits the endpoints, the calls in flight decide their shares (`places_of_one`). One call more
         or less, depending on `ahead`, makes the shares exact.
         """
-        most, share = channel.pacing.places, of_one * channel.work.settings.weight
+        most, share = channel.places, of_one * channel.work.settings.weight
         if share >= most or not channel.is_unlimited:
             return most
         return max(1, ceil(share) - 1) if ahead else min(most, floor(share) + 1)
 
-    def need_leases(self) -> None:
-        """Request leases from all limiters."""
-        for slots in self.slots:
-            slots.needs_lease.set()
+    def need_leases(self, *some: Slots) -> None:
+        """Request leases for these slots, or for all."""
+        for slots in some or self.slots:
+            slots.needed = True
+        self.needs_lease.set()
 
-    def report(self, slots: Slots, estimates: tuple[int, ...]) -> LimiterReport:
+    def report(self, slots: Slots, estimates: tuple[int, ...], now: float) -> LimiterReport:
         """Return the report for the next lease, with the news since the last report."""
         if not isinstance(slots, Channel):
-            return slots.report(self.used, estimates, self.in_flight)
+            return slots.report(self.used, estimates, self.in_flight, now)
         completed = any(channel.standing.completed for channel in self.each)
         outage = self._settings.outage if completed else min(FIRST_OUTAGE_SECONDS, self._settings.outage)
         # While another endpoint responds, probes continue without a limit
         patience = float("inf") if self.others_live(slots) else outage
-        report = slots.report(slots.usage, estimates, slots.in_flight)
-        return replace(report, outage_seconds=patience, **vars(slots.standing.tell()))
+        report = slots.report(slots.usage, estimates, slots.in_flight, now)
+        return replace(report, outage_seconds=patience, news=slots.standing.tell())
 
-    def settle(self, channel: Channel, reserved: tuple[int, int], used: int, *, lost: bool = False) -> None:
+    def slots_of(self, channel: Channel) -> list[Slots]:
+        """Return the slots that a call of an endpoint needs: its own, and those of the shared budget."""
+        return [channel, *self.slots[len(self.each) :]]
+
+    def settle(self, channel: Channel, request: Request, used: int, *, lost: bool = False) -> None:
         """End the reservations of a call with `used` tokens.
 
         The tokens of a lost call are unknown, so its whole reservation counts as used.
         """
-        for slots, tokens in zip((channel, self.budget_slots), reserved, strict=True):
-            if slots is not None:
-                slots.pacing.settle(tokens, max(used, tokens) if lost else used)
+        for slots, tokens in zip(self.slots_of(channel), request.reserved, strict=True):
+            slots.settle(tokens, max(used, tokens) if lost else used)
+        request.reserved = ()

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from multidict import CIMultiDict
-from openai import VERSION, APIConnectionError, APIStatusError, AsyncOpenAI, DefaultAioHttpClient, Omit, OpenAI
+from openai import VERSION, AsyncOpenAI, DefaultAioHttpClient, Omit, OpenAI
+from openai._models import FinalRequestOptions
 from yarl import URL
 
 from untold.udfs.llm.calls import BEARER, EXPIRED_KEY, MESSAGES, PATHS, Answer, CallSettings, is_loopback, sent_values
@@ -77,20 +78,6 @@ class _TooLargeError(Exception):
     """A body that is longer than `MOST_BYTES`, or has an encoding that was not requested."""
 
 
-class _BoundedBody(httpx.AsyncByteStream):
-    """The body of a response, read by `_bounded`. The decoders of httpx cannot stop at a limit."""
-
-    def __init__(self, body: httpx.AsyncByteStream, encoding: str) -> None:
-        self._body, self._encoding = body, encoding
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return _bounded(self._body, self._encoding)
-
-    async def aclose(self) -> None:
-        """Close the wrapped body."""
-        await self._body.aclose()
-
-
 async def _bounded(chunks: AsyncIterable[bytes], encoding: str) -> AsyncIterator[bytes]:
     """Yield the decoded body, at most `MOST_BYTES`. A longer body is not read completely.
 
@@ -121,16 +108,6 @@ def _encoding_of(headers: Mapping[str, str]) -> str:
     if encoding not in ("identity", "", *_INFLATED):
         raise _TooLargeError
     return encoding
-
-
-async def _bound_body(response: httpx.Response) -> None:
-    """Limit the body of a response before it is read (a hook of httpx)."""
-    encoding = _encoding_of(response.headers)
-    assert isinstance(response.stream, httpx.AsyncByteStream)
-    response.stream = _BoundedBody(response.stream, encoding)
-    if encoding in _INFLATED:
-        # Otherwise httpx would inflate the body again
-        del response.headers["content-encoding"]
 
 
 async def _read_body(response: aiohttp.ClientResponse) -> bytes:
@@ -212,8 +189,8 @@ async def _printed_by(command: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Repeated:
-    """The parts of the first request of an API, for all others, and the session that sent it."""
+class _Sender:
+    """The parts that all requests of an API have in common, and the session that sends them."""
 
     session: aiohttp.ClientSession
     url: URL
@@ -229,8 +206,8 @@ class Endpoint:
     `headers` and `query` (see `sent_values`) are sent with every call. The client reads other OPENAI_* variables
     (organisation, project, headers), which describe the account. It sends them only with the key of OPENAI_API_KEY.
 
-    The client of OpenAI builds and sends the first request of each API. All others are copies with another body,
-    sent by its aiohttp session, because building each request took more time than sending it.
+    The client of OpenAI builds one request of each API. All requests are copies with another body, sent by its aiohttp
+    session, because building each request took more time than sending it.
 
     Proxies of the environment are ignored for the loopback interface.
     """
@@ -255,7 +232,6 @@ class Endpoint:
         self._http = DefaultAioHttpClient(
             # The only encoding with a decoder that can stop at a limit
             headers={"Accept-Encoding": "gzip"},
-            event_hooks={"response": [_bound_body]},
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
             timeout=httpx.Timeout(timeout),
             # The key is only sent to the address in the settings
@@ -272,7 +248,7 @@ class Endpoint:
             http_client=self._http,
         )
         self._sent = key_header, headers, query
-        self._repeated: dict[str, _Repeated] = {}
+        self._senders: dict[str, _Sender] = {}
         self._use_key()
         self._limits = aiohttp.ClientTimeout(sock_connect=timeout, sock_read=timeout, connect=timeout)
 
@@ -293,7 +269,7 @@ class Endpoint:
                 status, content, headers = await self._send(api, message_body(body) if translated else body)
         except KeyCommandError as error:
             return Answer(error_type="connection", error=str(error))
-        except (aiohttp.ClientError, APIConnectionError, httpx.RequestError, ssl.SSLError) as error:
+        except (aiohttp.ClientError, ssl.SSLError) as error:
             return read_connection_error(error)
         except TimeoutError:
             return Answer(error_type="timeout", error=f"no answer within {seconds:g} s")
@@ -321,49 +297,45 @@ class Endpoint:
         self._version = self._key.version
         self._client.api_key = self._key.text or "none"
         self._options = sent_beside(self._client, self._key.text, *self._sent)
-        self._repeated.clear()
+        self._senders.clear()
 
     async def _send(self, api: str, body: bytes) -> tuple[int, bytes, Mapping[str, str]]:
         """POST the body, or GET it as the query of a search. Return status, body and headers of the response."""
-        if repeated := self._repeated.get(api):
-            sent = repeated.session.post(
-                repeated.url,
-                data=body,
-                headers=repeated.headers,
-                allow_redirects=False,
-                auto_decompress=False,
-                timeout=self._limits,
-                **repeated.proxy,
-            )
-            async with sent as response:
-                return response.status, await _read_body(response), response.headers
-        try:
-            first = await self._send_first(api, body)
-        except APIStatusError as error:
-            first = error.response
-        return first.status_code, first.content, first.headers
-
-    async def _send_first(self, api: str, body: bytes) -> httpx.Response:
         if api == "search":
             # A full URL, because the client would put a slash before the query
-            url = f"{self._base_url}?{body.decode('ascii')}"
-            return await self._client.get(url, cast_to=httpx.Response, options=self._options)
-        # The address of a classifier contains its path
-        path = self._base_url if api in CLASSIFYING else MESSAGES_PATH if self._messages else PATHS[api]
-        response = await self._client.post(path, content=body, cast_to=httpx.Response, options=self._options)
-        self._repeated[api] = self._repeat(response.request)
-        return response
+            sender, method, data = self._build("get", f"{self._base_url}?{body.decode('ascii')}"), "GET", None
+        else:
+            if api not in self._senders:
+                # The address of a classifier contains its path
+                path = self._base_url if api in CLASSIFYING else MESSAGES_PATH if self._messages else PATHS[api]
+                self._senders[api] = self._build("post", path)
+            sender, method, data = self._senders[api], "POST", body
+        sent = sender.session.request(
+            method,
+            sender.url,
+            data=data,
+            headers=sender.headers,
+            allow_redirects=False,
+            auto_decompress=False,
+            timeout=self._limits,
+            **sender.proxy,
+        )
+        async with sent as response:
+            return response.status, await _read_body(response), response.headers
 
-    def _repeat(self, request: httpx.Request) -> _Repeated:
-        """Return the reusable parts of a sent request, without the headers of its own body."""
+    def _build(self, method: str, path: str) -> _Sender:
+        """Return the parts of a request that the client of OpenAI builds, without the headers of its own body."""
+        options: Any = {"method": method, "url": path, "content": b"{}", **self._options}
+        request = self._client._build_request(FinalRequestOptions.construct(**options))
         transport: Any = self._http._transport_for_url(request.url)
+        if not isinstance(transport.client, aiohttp.ClientSession):
+            transport.client = transport.get_client()
         proxy = transport.proxy
         auth = aiohttp.BasicAuth(*proxy.auth) if proxy and proxy.auth else None
         through = {"proxy": str(proxy.url), "proxy_auth": auth, "proxy_headers": proxy.headers} if proxy else {}
         headers = CIMultiDict(request.headers.multi_items())
-        for name in ("Content-Length", "Cookie"):
-            headers.popall(name, None)
-        return _Repeated(transport.client, URL(str(request.url), encoded=True), headers, through)
+        headers.popall("Content-Length", None)
+        return _Sender(transport.client, URL(str(request.url), encoded=True), headers, through)
 
     async def close(self) -> None:
         """Close all connections."""

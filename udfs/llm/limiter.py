@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 
-from untold.udfs.llm.usage import NOTHING_USED, Usage
+from untold.udfs.llm.usage import NOTHING_USED, Prices, Usage
 
 # A lease has the slots of a quarter of a second. With longer leases, two clients exceed the limit of a second
 HORIZON = 0.25
@@ -53,10 +53,40 @@ class Budget:
     max_tokens: int | None = None
     max_cost: float | None = None
 
+    def allows(self, usage: Usage) -> bool:
+        """Return True if the usage is within the budget."""
+        pairs = (
+            (usage.calls, self.max_calls),
+            (usage.tokens, self.max_tokens),
+            (usage.cost or 0.0, self.max_cost),
+        )
+        return all(bound is None or value <= bound for value, bound in pairs)
+
+
+@dataclass
+class EndpointNews:
+    """The responses of an endpoint to a client since its last report.
+
+    Attributes:
+        answered: True if there was a response. `served`: a response other than 429. `completed`: a completion.
+        faults: errors of the endpoint since its last response.
+        doubts: errors about the run, and not only about a row, since the last completion.
+        limited: True after a 429. `retry_after`: the longest wait that the endpoint requested, or None.
+    """
+
+    successes: int = 0
+    answered: bool = False
+    served: bool = False
+    completed: bool = False
+    faults: int = 0
+    doubts: int = 0
+    limited: bool = False
+    retry_after: float | None = None
+
 
 @dataclass(frozen=True)
 class LimiterReport:
-    """The report of a client with each request for a lease. Counts are since the last report unless stated otherwise.
+    """The report of a client with each request for a lease.
 
     Attributes:
         run: id of one call of a stage.
@@ -64,11 +94,8 @@ class LimiterReport:
         number: number of the report, from 1. A report that is sent twice counts once.
         held: unused slots of the client, with `held_tokens`.
         spent: usage since the start of the client. `spent_before`: usage of the run before the client started.
-        unused_tokens: leased minus used tokens of finished and dropped calls, negative if more were used.
-        faults: errors of the endpoint since its last response.
-        answered: True if there was a response. `served`: a response other than 429. `completed`: a completion.
-        doubts: errors about the run, and not only about a row, since the last completion.
-        retry_after: the longest wait that the endpoint requested, or None.
+        unused_tokens: leased minus used tokens of calls that finished or were dropped since the last report, negative
+            if more were used.
         ahead: seconds from now to the latest slot that the client ever got.
         places: calls in flight that the last known lease allows.
         gone: usage of dead clients of the run, by name. Only a restarted limiter needs this and the next two fields.
@@ -85,17 +112,9 @@ class LimiterReport:
     held_tokens: int = 0
     spent: Usage = field(default_factory=Usage)
     spent_before: Usage = field(default_factory=Usage)
-    cost_per_token: float = 0.0
-    cost_per_call: float = 0.0
+    prices: Prices = field(default_factory=Prices)
     unused_tokens: int = 0
-    successes: int = 0
-    answered: bool = False
-    served: bool = False
-    completed: bool = False
-    faults: int = 0
-    doubts: int = 0
-    limited: bool = False
-    retry_after: float | None = None
+    news: EndpointNews = field(default_factory=EndpointNews)
     ahead: float = NEVER
     places: int = 0
     gone: Mapping[str, Usage] = field(default_factory=dict)
@@ -107,7 +126,8 @@ class LimiterReport:
 
     def expects(self, calls: int, tokens: int) -> Usage:
         """Return the expected usage of `calls` calls with `tokens` tokens in total."""
-        return Usage(tokens, calls=calls, cost=tokens * self.cost_per_token + calls * self.cost_per_call)
+        cost = tokens * self.prices.most_of_a_token + calls * self.prices.of_a_call
+        return Usage(tokens, calls=calls, cost=cost)
 
 
 @dataclass(frozen=True)
@@ -204,10 +224,9 @@ class Limiter:
         self._next_token = start
         self._paused_until = NEVER
         self._rate: float | None = None
-        self._stepped = NEVER
+        self._stepped = start - HORIZON - STEP_SECONDS
         self._successes = 0
         self._success_rate = 0.0
-        self._counted = start
         self._faults = 0
         self._fault_since: float | None = None
         self._limited_since: float | None = None
@@ -224,12 +243,10 @@ class Limiter:
         """
         now = self._clock()
         client, run = self._find(report, now)
-        self._recall(report, now)
         # A client sends a report again if its lease was lost. Successes and errors count once
         if report.number == 0 or report.number > client.number:
             client.number = report.number
-            self._observe(report, now)
-            self._observe_run(report, run)
+            self._observe(report, run, now)
         places = self._share_places(report, client, now)
         refusal, probing = self._outage(report, run, now)
         wanted = report.estimates if refusal is None and not client.left else ()
@@ -243,9 +260,19 @@ class Limiter:
         run.committed[report.client] += report.expects(len(times), sum(affordable[: len(times)]))
         if spent_up and refusal is None:
             refusal = "budget"
-        strict = self._rate_now(report.limits) is not None or report.limits.tokens_per_minute is not None
-        paused, answered, told = self._paused_until, self._answered_at, (run.completed, run.doubts)
-        return Lease(now, tuple(times), places, paused, refusal, probing, strict, answered, *told, self._next_token)
+        return Lease(
+            now,
+            tuple(times),
+            places,
+            self._paused_until,
+            refusal,
+            probing,
+            strict=self._rate_now(report.limits) is not None or report.limits.tokens_per_minute is not None,
+            answered_at=self._answered_at,
+            completed=run.completed,
+            doubts=run.doubts,
+            tokens_until=self._next_token,
+        )
 
     def leave(self, client: str) -> Usage:
         """Free the places of a client that ended. Return the usage that it has or may have, which stays counted."""
@@ -263,67 +290,52 @@ class Limiter:
         run.spent_before = _more(run.spent_before, report.spent_before)
         for name, spent in report.gone.items():
             run.committed[name] = _more(run.committed.get(name, NOTHING_USED), spent)
-        return client, run
-
-    def _recall(self, report: LimiterReport, now: float) -> None:
-        """Read the state before a restart from a report."""
-        # Only shortly after the restart: later, tokens were returned, and a repeated pause would grow with each report
+        # Only shortly after a restart: later, tokens were returned, and a repeated pause would grow with each report
         if now < self._settled:
             self._paused_until = max(self._paused_until, now + report.paused)
             self._next_token = max(self._next_token, now + min(report.tokens_ahead, FURTHEST_SLOT))
+        return client, run
 
-    def _observe_run(self, report: LimiterReport, run: _RunAccount) -> None:
-        """Update the run from a report. A completion of any client resets the number of doubts."""
-        run.completed |= report.completed
-        run.doubts = report.doubts if report.completed else run.doubts + report.doubts
-
-    def _observe(self, report: LimiterReport, now: float) -> None:
-        """Update the endpoint from a report: usage, responses, rate limits and errors."""
+    def _observe(self, report: LimiterReport, run: _RunAccount, now: float) -> None:
+        """Update the endpoint and the run from the news of a report."""
+        news = report.news
+        run.completed |= news.completed
+        # A completion of any client resets the number of doubts
+        run.doubts = news.doubts if news.completed else run.doubts + news.doubts
         # Unused tokens move the next slot to an earlier time, and tokens beyond estimates to a later one
         self._next_token -= _seconds_of(report.unused_tokens, report.limits.tokens_per_minute)
-        if report.answered:
+        if news.answered:
             self._faults, self._fault_since, self._answered_at = 0, None, now
-        if report.faults:
+        if news.faults:
             self._fault_since = self._fault_since or now
-            self._faults += report.faults
-        if report.served:
+            self._faults += news.faults
+        if news.served:
             self._limited_since = None
-        if report.limited:
+        if news.limited:
             self._limited_since, self._limited_at = self._limited_since or now, now
-        self._successes += report.successes
-        if report.retry_after is not None:
-            self._paused_until = max(self._paused_until, now + report.retry_after)
-        if report.limited:
-            self._slow_down(report, now)
-        elif now - self._stepped >= STEP_SECONDS:
-            self._speed_up(report.limits, now)
-
-    def _slow_down(self, report: LimiterReport, now: float) -> None:
-        """Reduce the rate after a 429, once per second: `SHRINK` times the rate or the successful calls per second."""
+        if news.retry_after is not None:
+            self._paused_until = max(self._paused_until, now + news.retry_after)
+        self._successes += news.successes
         # Several 429s at one time come from calls at the old rate, and each would reduce it again
-        if now - self._stepped < STEP_SECONDS:
-            return
-        observed = self._successes / max(now - self._counted, STEP_SECONDS)
-        rate = self._rate_now(report.limits) or max(observed, self._success_rate, 1.0)
-        self._rate = max(LOWEST_RATE, rate * SHRINK)
-        self._start_step(now)
+        if now - self._stepped >= STEP_SECONDS:
+            self._change_rate(report.limits, now, limited=news.limited)
 
-    def _speed_up(self, limits: Limits, now: float) -> None:
-        """Increase the rate by 10 % after successful calls. At the limit of the settings, it is free again."""
-        # A rate without calls is not proven
-        used = self._successes > 0
-        if self._rate is not None and used:
+    def _change_rate(self, limits: Limits, now: float, *, limited: bool) -> None:
+        """Reduce the rate after a 429 (`SHRINK`), or increase it after successful calls (`GROW`).
+
+        The reduced rate starts from the successful calls per second of this or the last step. At the limit of the
+        settings, the rate is free again. A rate without calls is not proven, so it stays.
+        """
+        observed = self._successes / (now - self._stepped)
+        if limited:
+            rate = self._rate_now(limits) or max(observed, self._success_rate, 1.0)
+            self._rate = max(LOWEST_RATE, rate * SHRINK)
+        elif self._rate is not None and self._successes:
             self._rate *= GROW
             ceiling = _ceiling(limits)
             if ceiling is not None and self._rate >= ceiling:
                 self._rate = None
-        self._start_step(now)
-
-    def _start_step(self, now: float) -> None:
-        """Reset the count of successes, and keep their rate for a 429 that comes soon after."""
-        self._success_rate = self._successes / max(now - self._counted, STEP_SECONDS)
-        self._successes = 0
-        self._counted = self._stepped = now
+        self._success_rate, self._successes, self._stepped = observed, 0, now
 
     def _rate_now(self, limits: Limits) -> float | None:
         """Return the requests per second: the share of the limit, or less after a 429. None is no limit."""
@@ -382,7 +394,7 @@ class Limiter:
         affordable = 0
         for estimate in wanted:
             committed += report.expects(1, estimate)
-            if not _within(committed, report.budget):
+            if not report.budget.allows(committed):
                 break
             affordable += 1
         # Calls in flight may use less than estimated and leave budget for another call
@@ -431,13 +443,3 @@ def _seconds_of(tokens: int, tokens_per_minute: float | None) -> float:
 def _more(first: Usage, second: Usage) -> Usage:
     """Return the later of two usages of a client, which has more calls."""
     return max(first, second, key=lambda spent: spent.calls)
-
-
-def _within(spent: Usage, budget: Budget) -> bool:
-    """Return True if the usage is within the budget."""
-    pairs = (
-        (spent.calls, budget.max_calls),
-        (spent.tokens, budget.max_tokens),
-        (spent.cost or 0.0, budget.max_cost),
-    )
-    return all(bound is None or value <= bound for value, bound in pairs)

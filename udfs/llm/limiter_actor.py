@@ -9,10 +9,9 @@ import asyncio
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from hashlib import blake2b
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
@@ -20,12 +19,9 @@ from ray.exceptions import RayActorError
 from untold.udfs.llm.limiter import Lease, Limiter, LimiterReport
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 
-if TYPE_CHECKING:
-    from untold.udfs.llm.channels import Lend
-
 NAMESPACE = "untold"
 # With the version of reports and leases. Runs of another version have their own limiters
-ACTOR = "limiter-v6"
+ACTOR = "limiter-v7"
 # Long enough to keep the rate of an endpoint for the next stage or run
 IDLE_SECONDS = 600.0
 IDLE_CHECK_SECONDS = 30.0
@@ -97,52 +93,28 @@ def open_limiters() -> Any:
 
 
 class LimiterClient:
-    """A client of the limiters. It creates a new actor if the old one is lost.
-
-    Reports wait for the reports in flight and are then sent together, because a message costs the actor a millisecond,
-    and a lease in it a tenth of that.
-    """
+    """A client of the limiters with these names. It creates a new actor if the old one is lost."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names, self._actor = names, open_limiters()
-        self._turn = asyncio.Lock()
-        self._reports: dict[str, LimiterReport] = {}
-        self._leases: dict[str, Lease] = {}
 
-    async def lease(self, name: str, report: LimiterReport) -> Lease:
-        """Return a lease of a limiter by its name. Waits until the actor responds or the task is cancelled."""
-        self._reports[name] = report
-        try:
-            async with self._turn:
-                if name in self._reports:
-                    await self._send()
-                return self._leases.pop(name)
-        finally:
-            self._reports.pop(name, None)
+    async def lease(self, reports: Mapping[int, LimiterReport]) -> dict[int, Lease]:
+        """Return leases of limiters by their numbers. Waits until the actor responds or the task is cancelled.
 
-    @property
-    def lends(self) -> list[Lend]:
-        """Return `lease` for each name."""
-        return [partial(self.lease, name) for name in self._names]
+        All reports are one message, because a message costs the actor a millisecond, and a lease in it a tenth of that.
+        """
+        sent = {self._names[number]: report for number, report in reports.items()}
+        while True:
+            try:
+                async with asyncio.timeout(LEASE_SECONDS):
+                    leases = await self._actor.lease.remote(sent)
+                return {number: leases[self._names[number]] for number in reports}
+            except (RayActorError, TimeoutError):
+                await asyncio.sleep(LIMITER_RETRY_SECONDS)
+                self._actor = open_limiters()
 
     async def leave(self, client: str) -> None:
         """Free all places of a client. If the actor does not respond, they are free after `CLIENT_EXPIRY`."""
         with suppress(RayActorError, TimeoutError):
             async with asyncio.timeout(LEASE_SECONDS):
                 await self._actor.leave.remote(self._names, client)
-
-    async def _send(self) -> None:
-        """Send all waiting reports and receive their leases."""
-        while True:
-            sent = dict(self._reports)
-            try:
-                async with asyncio.timeout(LEASE_SECONDS):
-                    leases = await self._actor.lease.remote(sent)
-                break
-            except (RayActorError, TimeoutError):
-                await asyncio.sleep(LIMITER_RETRY_SECONDS)
-                self._actor = open_limiters()
-        for name, lease in leases.items():
-            if self._reports.get(name) is sent[name]:
-                self._leases[name] = lease
-                del self._reports[name]

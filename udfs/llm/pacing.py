@@ -8,17 +8,19 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from untold.udfs.llm.calls import Work
-from untold.udfs.llm.limiter import Lease, LimiterReport
+from untold.udfs.llm.limiter import NEVER, Lease, LimiterReport
 from untold.udfs.llm.usage import Usage
 
 # The maximum delay of a slot. With a longer delay, the calls of one second could exceed the rate by more than 10 %
 LATE_SECONDS = 0.05
-# The clocks of two hosts drift by up to 500 ppm during a correction: 30 ms per minute, below LATE_SECONDS
-MEASURE_SECONDS = 60.0
 # The number of held slots without a rate limit. Half of them are enough for the round trip of a lease
 PREFETCH = 512
+# The time between two reports, while requests wait for spaced slots, and otherwise
+POLL_SECONDS = 0.1
+IDLE_POLL_SECONDS = 0.25
 # Timers end early, so a shorter wait counts as none
 _NO_WAIT = 0.001
 # The quantile of the tokens of completions. With `max_tokens` for each call, most of a token limit would be unused
@@ -29,7 +31,7 @@ _FIRST_COMPLETION_TOKENS = 512
 
 
 class LimiterClock:
-    """The offset of the clock of the limiter to the clock of the loop, by the fastest round trip of the last minute.
+    """The offset of the clock of the limiter to the clock of the loop. Its error is at most the last round trip.
 
     Both clocks are monotonic clocks of their processes, and their difference changes slowly.
 
@@ -41,44 +43,45 @@ class LimiterClock:
 
     def __init__(self) -> None:
         self.offset = 0.0
-        self._round_trip = float("inf")
-        self._measured_at = float("-inf")
 
     def measure(self, limiter_now: float, sent: float, received: float) -> None:
-        """Update the offset from the time of a lease that was requested at `sent` and arrived at `received`.
+        """Correct the offset by the time of a lease that was requested at `sent` and arrived at `received`.
 
-        The offset is between `limiter_now - received` and `limiter_now - sent`. The error of the middle is at most half
-        of the round trip. An offset outside is wrong: a clock was set, or the limiter has another process.
+        The offset is between `limiter_now - received` and `limiter_now - sent`. An offset outside becomes the middle:
+        the clocks drifted, the limiter has another process, or the last round trip was slower.
         """
         low, high = limiter_now - received, limiter_now - sent
-        wrong = not low <= self.offset <= high
-        old = received - self._measured_at >= MEASURE_SECONDS
-        if wrong or old or received - sent < self._round_trip:
-            self.offset, self._round_trip, self._measured_at = (low + high) / 2, received - sent, received
-
-    def reset_clock_offset(self) -> None:
-        """Measure the offset again with the next lease."""
-        self._round_trip = float("inf")
+        if not low <= self.offset <= high:
+            self.offset = (low + high) / 2
 
     def local(self, limiter_time: float) -> float:
         """Return a time of the limiter as a time of the clock of the loop."""
         return limiter_time - self.offset
 
 
-class Pacing:
-    """The slots of a request loop, and its pauses."""
+class Slots:
+    """The leased slots of one limiter, and the pauses of its endpoint.
 
-    def __init__(self) -> None:
+    `work` is the actor's work with the settings of the endpoint. `needed` requests a new lease. `refusal` is the reason
+    for no lease: `budget` or `outage`.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
         self.clock = LimiterClock()
         self.places = 0
         self.strict = True
         self.refusal: str | None = None
-        self.paused_until = float("-inf")
-        self.reserved = 0
+        self.paused_until = NEVER
+        self.needed = False
+        self._reserved = 0
         self._unused_tokens = 0
-        self._until = float("-inf")
-        self._tokens_until = float("-inf")
+        self._until = self._tokens_until = NEVER
         self._slots: deque[tuple[float, int]] = deque()
+        self._reports = 0
+        # Nothing is reported before the first need
+        self._received = float("inf")
+        self._earliest_report = NEVER
 
     @property
     def held(self) -> int:
@@ -114,12 +117,12 @@ class Pacing:
     def use(self) -> int:
         """Take the next slot and return its reserved tokens."""
         _, tokens = self._slots.popleft()
-        self.reserved += tokens
+        self._reserved += tokens
         return tokens
 
     def settle(self, reserved: int, used: int) -> None:
         """End the reservation of a call that used `used` tokens."""
-        self.reserved -= reserved
+        self._reserved -= reserved
         self._unused_tokens += reserved - used
 
     def pause(self, seconds: float, now: float) -> None:
@@ -136,25 +139,31 @@ class Pacing:
         room = max(1, self.places - in_flight) + 1 if self.strict else PREFETCH
         return max(0, min(waiting, room) - len(self._slots))
 
-    def report(self, work: Work, spent: Usage, estimates: tuple[int, ...], in_flight: int, now: float) -> LimiterReport:
+    def next_report(self, *, waiting: bool) -> float:
+        """Return the time of the next report: when a lease is needed, or some time after the last lease."""
+        if self.needed:
+            return self._earliest_report
+        return self._received + (POLL_SECONDS if waiting and self.strict else IDLE_POLL_SECONDS)
+
+    def report(self, usage: Usage, estimates: tuple[int, ...], in_flight: int, now: float) -> LimiterReport:
         """Return the report for the next lease, without news. Unused tokens are reported once.
 
-        `spent` has its cost. `ahead` and `tokens_ahead` are seconds from now, so they do not depend on a clock.
+        `ahead` and `tokens_ahead` are seconds from now, so they do not depend on a clock.
         """
-        settings, unused = work.settings, self._unused_tokens
-        self._unused_tokens = 0
-        price = settings.prices.most_of_a_token
-        return LimiterReport(
+        work, settings, unused = self.work, self.work.settings, self._unused_tokens
+        self._unused_tokens, self.needed = 0, False
+        self._reports += 1
+        report = LimiterReport(
             client=work.name,
             run=work.call_id,
             estimates=estimates,
             in_flight=in_flight,
+            number=self._reports,
             held=self.held,
             held_tokens=self.held_tokens,
-            spent=spent + Usage(self.reserved, cost=self.reserved * price),
+            spent=settings.priced(usage),
             spent_before=work.call.spent,
-            cost_per_token=price,
-            cost_per_call=settings.prices.of_a_call,
+            prices=settings.prices,
             unused_tokens=unused if settings.counts_tokens else 0,
             ahead=self._until - now,
             places=self.places,
@@ -164,6 +173,7 @@ class Pacing:
             limits=settings.limits,
             budget=settings.budget,
         )
+        return replace(report, spent=report.spent + report.expects(0, self._reserved))
 
     def receive(self, lease: Lease, estimates: Sequence[int], sent: float, received: float) -> None:
         """Add the slots of a lease that was requested at `sent` with these estimates and arrived at `received`."""
@@ -171,21 +181,17 @@ class Pacing:
         self.places, self.strict, self.refusal = lease.places, lease.strict, lease.refusal
         self.paused_until = max(self.paused_until, self.clock.local(lease.paused_until))
         self._tokens_until = self.clock.local(lease.tokens_until)
-        # Older slots would all become probes of an outage
+        # Older slots would all become probes of an outage. The next report returns their reserved tokens
         if lease.probing or lease.refusal:
-            self._drop()
+            self._unused_tokens += self.held_tokens
+            self._slots.clear()
         times = [self.clock.local(time) for time in lease.times]
         self._slots.extend(zip(times, estimates, strict=False))
-        if times:
-            self._until = max(self._until, times[-1])
-            # Too late: the round trip was long, or the offset of the clocks is wrong
-            if times[0] < received - LATE_SECONDS:
-                self.clock.reset_clock_offset()
-
-    def _drop(self) -> None:
-        """Drop all slots. The next report returns their reserved tokens."""
-        self._unused_tokens += self.held_tokens
-        self._slots.clear()
+        self._until = max([self._until, *times[-1:]])
+        # Without new slots, the limiter gets a pause. It grants slots for a quarter of a second
+        in_vain = not times and (estimates or self._slots)
+        self._received = received
+        self._earliest_report = received + (POLL_SECONDS / 2 if in_vain else 0.0)
 
 
 class CompletionSizes:

@@ -19,8 +19,6 @@ from untold.udfs.llm.channels import (
     Channel,
     Channels,
     SharedQueue,
-    Slots,
-    Waiters,
     attempts_of_halves,
     gather,
     group_of,
@@ -30,7 +28,7 @@ from untold.udfs.llm.channels import (
     split_answered,
 )
 from untold.udfs.llm.keys import SEVERAL_ROWS, Parameters
-from untold.udfs.llm.pacing import CompletionSizes
+from untold.udfs.llm.pacing import IDLE_POLL_SECONDS, CompletionSizes, Slots
 from untold.udfs.llm.retrying import (
     ASKED_AGAIN,
     DOUBTS_IN_A_ROW,
@@ -51,9 +49,6 @@ from untold.udfs.stages.definitions import OutputFormat
 
 # The time between two checks for unwritten rows. A finished unit is on the disk after a tenth of a second
 FLUSH_LOOK_SECONDS = 0.1
-# The time between two requests for a lease, while requests wait for spaced slots, and otherwise
-POLL_SECONDS = 0.1
-IDLE_POLL_SECONDS = 0.25
 STOP_LOOK_SECONDS = 0.05
 # After this time without a rejection, no more units arrive, and the completions of other actors are known
 ALL_REJECTED_SECONDS = 1.0
@@ -85,7 +80,11 @@ class RequestLoop:
         self._counts_tokens = settings.counts_tokens
         # Vectors and hits have no tokens
         self._sizes = CompletionSizes(stage.max_tokens if stage.api in ("chat", "completions") else 0)
-        self._units, self._waiters = Units(), Waiters()
+        self._units = Units()
+        # Workers without a slot or a request wait here. One is woken at a time: waking hundreds for each slot would
+        # cost hundreds of turns of the event loop per call
+        self._waiters = asyncio.Semaphore(0)
+        self._alarm: asyncio.TimerHandle | None = None
         weights = [channel.work.settings.weight for channel in self._channels]
         self._ready = SharedQueue(weights, group_of(stage) if len(weights) > 1 else None)
         self._trial = Trial(work.call)
@@ -99,8 +98,7 @@ class RequestLoop:
         """Start the workers. Call it inside the event loop."""
         workers = sum(channel.work.settings.limits.max_concurrency for channel in self._channels)
         loops = [self._answer() for _ in range(workers)]
-        loops += [self._keep_leasing(slots) for slots in self._endpoints.slots]
-        loops.append(self._keep_flushing())
+        loops += [self._keep_leasing(), self._keep_flushing()]
         self._tasks = [asyncio.create_task(loop) for loop in loops]
 
     def feed(self, unit: str, requests: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
@@ -132,7 +130,7 @@ class RequestLoop:
             models=tuple(sorted({model for channel in self._channels for model in channel.models})),
             answered_ever=any(channel.standing.answered_ever for channel in self._channels),
             # Of several endpoints, the one with the shortest pause
-            paused=min(channel.pacing.paused(now) for channel in self._channels),
+            paused=min(channel.paused(now) for channel in self._channels),
             unwritten=self._writer.unwritten,
             trouble=self._writer.trouble,
             unwritable=self._writer.failing_for >= self._settings.outage,
@@ -179,7 +177,7 @@ class RequestLoop:
         while True:
             taken = self._take()
             if taken is None:
-                await self._waiters.wait()
+                await self._waiters.acquire()
                 continue
             number, request = taken
             channel = self._channels[number]
@@ -203,18 +201,38 @@ class RequestLoop:
                 break
         else:
             return None
-        request.reserved = self._channels[number].use()
-        request.promised = self._endpoints.budget_slots.use() if self._endpoints.budget_slots else 0
-        if self._ready and any(channel.pacing.held for channel in self._channels):
-            self._waiters.wake()
+        request.reserved = tuple(self._use(slots) for slots in self._endpoints.slots_of(self._channels[number]))
+        if self._ready and any(channel.held for channel in self._channels):
+            self._wake()
         return number, request
 
     def _has_slot(self, slots: Slots, now: float) -> bool:
         """Return True if a slot can be used now. Otherwise wake a worker at the time of the next slot."""
         wait = slots.wait(now)
-        if wait:
-            self._waiters.wake_after(wait)
+        if wait is None:
+            self._endpoints.need_leases(slots)
+        elif wait:
+            self._wake_after(wait)
         return wait == 0
+
+    def _wake(self) -> None:
+        """Wake one worker, which wakes the next one if there is more work."""
+        if self._waiters.locked():
+            self._waiters.release()
+
+    def _wake_after(self, seconds: float) -> None:
+        """Wake one worker at the time of the next slot."""
+        loop = asyncio.get_running_loop()
+        # One alarm is enough, because a woken worker sets the alarm for the next slot
+        if self._alarm is None or self._alarm.cancelled() or self._alarm.when() <= loop.time():
+            self._alarm = loop.call_later(seconds, self._wake)
+
+    def _use(self, slots: Slots) -> int:
+        """Use the next slot and return its reserved tokens."""
+        reserved = slots.use()
+        if slots.runs_low:
+            self._endpoints.need_leases(slots)
+        return reserved
 
     def _able(self, living: Sequence[int]) -> list[int]:
         """Return the indices of the endpoints that can receive requests, apart from their slots.
@@ -247,7 +265,7 @@ class RequestLoop:
         failure = failure or (request.last if left <= 0 else None)
         # Without a call, the tokens of the slot are returned, and the last answer remains as the reason
         if body is None or failure is not None:
-            self._endpoints.settle(channel, request.release(), 0)
+            self._endpoints.settle(channel, request, 0)
             self._record(channel, request, failure or Answer())
             return
         # Counted before the call, because a call in flight may be paid if the process is killed
@@ -268,7 +286,7 @@ class RequestLoop:
         spend(request, usage, answer.parts)
         channel.tally.book(usage)
         lost = timed_out or answer.error_type == "connection"
-        self._endpoints.settle(channel, request.release(), usage.tokens, lost=lost)
+        self._endpoints.settle(channel, request, usage.tokens, lost=lost)
         if answer.model:
             channel.models.add(answer.model)
         if answer.text is not None:
@@ -308,7 +326,7 @@ class RequestLoop:
             request = rest
         if answer.retry_after is not None:
             # At once, because the endpoint would also refuse the calls before the next lease
-            channel.pacing.pause(answer.retry_after, now)
+            channel.pause(answer.retry_after, now)
         if answer.error_type == "http_429":
             channel.tally.count(rate_limited=1)
             request.limited += 1
@@ -319,7 +337,7 @@ class RequestLoop:
         else:
             self._carry_out(channel, request, answer, verdict)
         for each in self._channels:
-            if each.held:
+            if each.held_back:
                 self._settle_held(each)
             self._settle_rejected(each)
 
@@ -334,7 +352,7 @@ class RequestLoop:
         if verdict.act is RetryDecision.REFUSE:
             self._refuse(channel, request, answer, remedy_of(answer, self._settings.section))
         elif verdict.act is RetryDecision.HOLD:
-            channel.held.append((request, answer))
+            channel.held_back.append((request, answer))
         elif verdict.act is RetryDecision.AGAIN:
             self._ask_again(channel, request, answer, verdict.wait)
         else:
@@ -361,7 +379,7 @@ class RequestLoop:
         for request, answer in rejected:
             verdict = judge(request, answer, self._settings.max_attempts, free=False)
             self._carry_out(channel, request, answer, verdict)
-        self._waiters.wake()
+        self._wake()
 
     def _begin_again(self, channel: Channel, request: Request, answer: Answer) -> None:
         """Remove the turns after the prompt. An unparsable completion becomes a row, and the next call mentions it."""
@@ -386,7 +404,7 @@ class RequestLoop:
         The other endpoints get the refused requests. The first reason remains, because later reasons follow from it.
         """
         channel.refused = channel.refused or f"{answer.error}; {remedy}"
-        held, channel.held = channel.held, []
+        held, channel.held_back = channel.held_back, []
         for one in (request, *(other for other, _ in held if other is not request)):
             self._return(one, channel)
 
@@ -398,16 +416,16 @@ class RequestLoop:
         """
         standing, rows = channel.standing, sum(each.held_rows for each in self._channels)
         if standing.is_refused(channel.in_flight):
-            self._refuse(channel, *channel.held[0], remedy_of(channel.held[0][1], self._settings.section))
+            self._refuse(channel, *channel.held_back[0], remedy_of(channel.held_back[0][1], self._settings.section))
         elif not standing.doubts or (standing.completed and rows == self._units.requests_left):
-            held, channel.held = channel.held, []
+            held, channel.held_back = channel.held_back, []
             for request, answer in held:
                 tried = request.failed_at | {self._channels.index(channel)}
                 if len(tried) < len(self._channels) and self._endpoints.others_live(channel):
                     self._return(request, channel)
                 else:
                     self._record(channel, request, answer)
-            self._waiters.wake()
+            self._wake()
 
     def _ask_again(self, channel: Channel, request: Request, answer: Answer, wait: float) -> None:
         """Send a request again after `wait` seconds, or at once to another endpoint, within its deadline."""
@@ -428,7 +446,7 @@ class RequestLoop:
         """
         self._ready.give_back(request, None if channel is None else self._channels.index(channel))
         self._endpoints.need_leases()
-        self._waiters.wake()
+        self._wake()
 
     def _record(self, channel: Channel, request: Request, answer: Answer) -> None:
         """End a request. If one of its several rows may have caused the error, send it again in halves."""
@@ -467,46 +485,55 @@ class RequestLoop:
                 raise
             return False
         self._units.finished.extend(recorded)
-        self._waiters.wake()
+        self._wake()
         return True
 
-    async def _keep_leasing(self, slots: Slots) -> None:
-        """Renew the lease of slots when they run low or something changes, and every `IDLE_POLL_SECONDS`."""
-        while True:
-            waiting = self._ready and slots.pacing.strict
+    async def _keep_leasing(self) -> None:
+        """Renew leases when slots run low or something changes, and every `IDLE_POLL_SECONDS`."""
+        needs_lease, every = self._endpoints.needs_lease, self._endpoints.slots
+        while not self._stopping:
+            due_at = min(slots.next_report(waiting=bool(self._ready)) for slots in every)
             # Not asyncio.wait_for: on Python 3.11 it loses a cancellation at the moment when the event is set
             with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_SECONDS if waiting else IDLE_POLL_SECONDS):
-                    await slots.needs_lease.wait()
-            slots.needs_lease.clear()
-            granted = await self._renew(slots)
-            if not granted and self._ready:
-                # A limiter without slots gets a pause. It grants slots for a quarter of a second
-                await asyncio.sleep(POLL_SECONDS / 2)
+                async with asyncio.timeout(max(0.0, min(IDLE_POLL_SECONDS, due_at - monotonic()))):
+                    await needs_lease.wait()
+            needs_lease.clear()
+            if not self._stopping:
+                await self._renew()
 
-    async def _renew(self, slots: Slots) -> bool:
-        """Report to a limiter and lease new slots. Return True if it granted slots."""
-        if self._stopping:
-            return False
-        lease = await slots.renew(self._endpoints.report(slots, self._wanted(slots)))
-        self._unleased.discard(slots)
-        if isinstance(slots, Channel):
-            if slots.held:
-                self._settle_held(slots)
-            self._settle_rejected(slots)
-        self._waiters.wake()
-        return bool(lease.times)
+    async def _renew(self) -> None:
+        """Report to the limiters that are due, and lease new slots."""
+        now, every = monotonic(), self._endpoints.slots
+        due = [number for number, slots in enumerate(every) if slots.next_report(waiting=bool(self._ready)) <= now]
+        if not due:
+            return
+        reports = {number: self._endpoints.report(every[number], self._wanted(number), now) for number in due}
+        sent = monotonic()
+        leases = await self._endpoints.lend(reports)
+        received = monotonic()
+        for number, lease in leases.items():
+            slots = every[number]
+            slots.receive(lease, reports[number].estimates, sent, received)
+            self._unleased.discard(slots)
+            if isinstance(slots, Channel):
+                if slots.held_back:
+                    self._settle_held(slots)
+                self._settle_rejected(slots)
+        self._wake()
 
-    def _wanted(self, slots: Slots) -> tuple[int, ...]:
-        """Return the estimated tokens of the next requests that need a slot."""
+    def _wanted(self, number: int) -> tuple[int, ...]:
+        """Return the estimated tokens of the next requests that need a slot of a limiter."""
+        slots = self._endpoints.slots[number]
         owner = slots if isinstance(slots, Channel) else self._endpoints
         if owner.refused is not None or self._writer.full:
             return ()
-        count = slots.pacing.wanted(len(self._ready), owner.in_flight)
+        count = slots.wanted(len(self._ready), owner.in_flight)
         if not self._counts_tokens:
             return (0,) * count
-        first, number = slots.pacing.held, self._endpoints.slots.index(slots) % len(self._channels)
-        return tuple(self._estimate(request, number) for request in islice(self._ready, first, first + count))
+        endpoint = number % len(self._channels)
+        return tuple(
+            self._estimate(request, endpoint) for request in islice(self._ready, slots.held, slots.held + count)
+        )
 
     def _estimate(self, request: Request, number: int) -> int:
         """Return the expected tokens of the next call of a request. This renders its body."""

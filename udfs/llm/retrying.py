@@ -22,7 +22,7 @@ from untold.udfs.llm.keys import (
     SchemaSupport,
     Stage,
 )
-from untold.udfs.llm.limiter import OUTAGE_FAULTS, Lease
+from untold.udfs.llm.limiter import OUTAGE_FAULTS, EndpointNews, Lease
 from untold.udfs.ratings import SCALE, read_alternatives
 from untold.udfs.stages.definitions import SCHEMA, read_as
 
@@ -270,7 +270,7 @@ class Verdict:
     limit: int | None = None
 
 
-_ANSWERED = Verdict(RetryDecision.RECORD, attempt=True)
+_LAST = Verdict(RetryDecision.RECORD, attempt=True)
 
 
 def judge(request: Request, answer: Answer, max_attempts: int, *, free: bool) -> Verdict:
@@ -288,45 +288,26 @@ def judge(request: Request, answer: Answer, max_attempts: int, *, free: bool) ->
         sure = kind in _SURE_REFUSALS or "certificate" in answer.about
         return Verdict(RetryDecision.REFUSE if sure else RetryDecision.HOLD)
     if kind is None:
-        return _ANSWERED
+        return _LAST
     # A rate limit is not an attempt of the request, but its deadline continues
     if kind == "http_429":
         return Verdict(
             RetryDecision.AGAIN, backoff(request.limited) if answer.retry_after is None else answer.retry_after
         )
-    used_up = request.attempts + 1 >= max_attempts
+    if is_fault(kind) and free:
+        # The limiter grants only single probes during an outage, so a short wait is enough here
+        return Verdict(RetryDecision.AGAIN, FIRST_BACKOFF, anew=True)
+    if request.attempts + 1 >= max_attempts:
+        return _LAST
     wait = backoff(request.attempts + 1)
-    if is_fault(kind):
-        if free:
-            # The limiter grants only single probes during an outage, so a short wait is enough here
-            return Verdict(RetryDecision.AGAIN, FIRST_BACKOFF, anew=True)
-        return Verdict(
-            RetryDecision.RECORD if used_up else RetryDecision.AGAIN, max(wait, answer.retry_after or 0.0), attempt=True
-        )
-    if kind in RETRIED_STATUSES and not used_up:
+    if is_fault(kind) or kind in RETRIED_STATUSES:
         return Verdict(RetryDecision.AGAIN, max(wait, answer.retry_after or 0.0), attempt=True)
-    limit = next_limit(answer, request.limit)
-    if kind in ASK_AGAIN and not used_up:
-        return Verdict(
-            RetryDecision.AGAIN, wait if kind in _AFTER_A_WAIT else 0.0, attempt=True, afresh=True, limit=limit
-        )
-    if limit and not used_up:
-        return Verdict(RetryDecision.AGAIN, attempt=True, limit=limit)
-    return Verdict(RetryDecision.RECORD, attempt=True)
-
-
-@dataclass
-class PendingReport:
-    """The fields of the next report to the limiter (see `LimiterReport`)."""
-
-    successes: int = 0
-    answered: bool = False
-    served: bool = False
-    completed: bool = False
-    faults: int = 0
-    doubts: int = 0
-    limited: bool = False
-    retry_after: float | None = None
+    afresh, limit = kind in ASK_AGAIN, next_limit(answer, request.limit)
+    if not (afresh or limit):
+        return _LAST
+    return Verdict(
+        RetryDecision.AGAIN, wait if kind in _AFTER_A_WAIT else 0.0, attempt=True, afresh=afresh, limit=limit
+    )
 
 
 @dataclass
@@ -346,7 +327,7 @@ class EndpointHealth:
     probing: bool = False
     doubts: int = 0
     doubts_of_all: int = 0
-    news: PendingReport = field(default_factory=PendingReport)
+    news: EndpointNews = field(default_factory=EndpointNews)
 
     def record(self, request: Request, answer: Answer, now: float) -> bool:
         """Record an answer. Return True for an error of the endpoint that is not an attempt of the request."""
@@ -388,9 +369,9 @@ class EndpointHealth:
         self.completed_here |= lease.completed
         self.doubts_of_all = lease.doubts
 
-    def tell(self) -> PendingReport:
+    def tell(self) -> EndpointNews:
         """Return the news since the last call."""
-        news, self.news = self.news, PendingReport()
+        news, self.news = self.news, EndpointNews()
         return news
 
     def is_refused(self, in_flight: int) -> bool:

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from untold.jobs.inference.backends.job import Job
 from untold.jobs.run.error_messages import check_address
-from untold.udfs.llm.actors import AnsweringActor, Assignment, limiters_of
+from untold.udfs.llm.actors import AnsweringActor, limiters_of
 from untold.udfs.llm.calls import Progress, Work
 from untold.udfs.llm.limiter_actor import NAMESPACE, open_limiters
 from untold.udfs.llm.store_files import check_probe
@@ -83,12 +83,12 @@ class Actor:
 
 @dataclass
 class RunningActor:
-    """An actor with its assignment, its unfinished units and its last progress.
+    """An actor with its work, its unfinished units and its last progress.
 
     `probe` is the path of the file that it wrote at its start. `feeds` are the unfinished calls that send it units.
     """
 
-    assignment: Assignment
+    work: Work
     actor: Actor
     probe: str = ""
     units: list[str] = field(default_factory=list)
@@ -103,7 +103,7 @@ class RunningActor:
     @property
     def name(self) -> str:
         """Return the name in leases and files. No two workers have the same name."""
-        return self.assignment.work.name
+        return self.work.name
 
 
 def start_first_actor() -> Actor:
@@ -154,7 +154,7 @@ class ActorPool:
         for _ in range(count):
             workers.append(RunningActor(self._assign(), self._take_idle() or self._new_actor(node)))
             self.workers.append(workers[-1])
-        starting = [worker.handle.start.remote(worker.assignment) for worker in workers]
+        starting = [worker.handle.start.remote(worker.work) for worker in workers]
         for worker, probe in zip(workers, starting, strict=True):
             self._await_start(worker, probe)
         return workers
@@ -183,13 +183,12 @@ class ActorPool:
             wanted = next_node(nodes, self._nodes_taken(), failed)
         return Actor(new_actor(wanted), wanted)
 
-    def _assign(self) -> Assignment:
-        """Return the assignment of the next worker. Its new name separates it from the files of a dead one."""
+    def _assign(self) -> Work:
+        """Return the work of the next worker. Its new name separates it from the files of a dead one."""
         job = self._job
         self._started += 1
         name = f"{self._call_id}-{self._started}"
-        work = Work(name, self._call_id, job.run, job.call, job.settings, dict(self._spent_by_dead))
-        return Assignment(work, limiters_of(job.settings, job.stage.model), job.directory)
+        return Work(name, self._call_id, job.run, job.call, job.settings, job.directory, dict(self._spent_by_dead))
 
     def _await_start(self, worker: RunningActor, probe: Any) -> None:
         """Wait until the worker is ready. An actor that dies or does not start is replaced.
@@ -212,7 +211,7 @@ class ActorPool:
                     raise
                 sleep(wait)
                 wait = min(LONGEST_WAIT, 2 * wait)
-            probe = worker.handle.start.remote(worker.assignment)
+            probe = worker.handle.start.remote(worker.work)
 
     def check(self) -> list[RunningActor]:
         """Update the progress of every worker. Return the dead and the silent workers, which need a replacement.
@@ -249,7 +248,7 @@ class ActorPool:
         spent = NOTHING_USED
         with suppress(RayError, GetTimeoutError):
             # By its leases, so it is never too small. The last one has the budget
-            left = open_limiters().leave.remote(worker.assignment.limiters, worker.name)
+            left = open_limiters().leave.remote(limiters_of(worker.work), worker.name)
             spent = ray.get(left, timeout=LEAVE_SECONDS)[-1]
         seen = self._job.settings.priced(worker.progress.usage if worker.progress else NOTHING_USED)
         self._spent_by_dead[worker.name] = max(spent, seen, key=lambda known: known.calls)

@@ -273,36 +273,30 @@ def test_a_lease_that_does_not_come_is_asked_for_again(monkeypatch: pytest.Monke
     monkeypatch.setattr(limiter_actor, "LEASE_SECONDS", 0.05)
     opened = iter((_Handle(answers=False), _Handle()))
     monkeypatch.setattr(limiter_actor, "open_limiters", lambda: next(opened))
-    assert len(asyncio.run(limiter_actor.LimiterClient(["limiter"]).lease("limiter", _report())).times) == 1
+    assert len(asyncio.run(limiter_actor.LimiterClient(["limiter"]).lease({0: _report()}))[0].times) == 1
 
 
-def test_reports_that_come_while_one_is_under_way_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_to_several_limiters_are_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     limiters, names = _Handle(), [f"limiter {number}" for number in range(20)]
     monkeypatch.setattr(limiter_actor, "open_limiters", lambda: limiters)
-
-    async def ask() -> list[list[int]]:
-        lender = limiter_actor.LimiterClient(names)
-        turns = [await asyncio.gather(*(lend(_report(number)) for lend in lender.lends)) for number in (1, 2)]
-        return [[len(lease.times) for lease in turn] for turn in turns]
-
-    assert asyncio.run(ask()) == [[1] * 20] * 2
-    assert limiters.sent == [{names[0]}, set(names[1:])] * 2
+    leases = asyncio.run(limiter_actor.LimiterClient(names).lease({number: _report() for number in range(1, 20)}))
+    assert {number: len(lease.times) for number, lease in leases.items()} == dict.fromkeys(range(1, 20), 1)
+    assert limiters.sent == [set(names[1:])]
 
 
-def test_one_that_gives_up_takes_no_lease_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_is_given_up_takes_none_from_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     limiters = _Handle()
     monkeypatch.setattr(limiter_actor, "open_limiters", lambda: limiters)
 
     async def ask() -> list[int]:
         lender = limiter_actor.LimiterClient(["a", "b", "c"])
-        first, second, third = (asyncio.create_task(lend(_report())) for lend in lender.lends)
+        first = asyncio.create_task(lender.lease({0: _report(), 1: _report()}))
         await asyncio.sleep(0.005)
         first.cancel()
-        second.cancel()
-        return [len((await third).times), len((await lender.lease("b", _report())).times)]
+        return [len(lease.times) for lease in (await lender.lease({1: _report(), 2: _report()})).values()]
 
     assert asyncio.run(ask()) == [1, 1]
-    assert limiters.sent == [{"a"}, {"c"}, {"b"}]
+    assert limiters.sent == [{"a", "b"}, {"b", "c"}]
 
 
 @pytest.mark.usefixtures("cluster")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,10 @@ class Run:
         self.limiter = Limiter()
         call = CallContext(stage, answered_before=answered_before, tries_schema=tries_schema, may_adapt=may_adapt)
         work = Work("a", "run/stage", "run", call, self.settings)
-        self.asker = RequestLoop(work, parse, Channels(work, [Channel(work, endpoint, self._lease)]), writer, form)
+        self.asker = RequestLoop(work, parse, Channels(work, self._lend, [Channel(work, endpoint)]), writer, form)
+
+    async def _lend(self, reports: Mapping[int, LimiterReport]) -> dict[int, Lease]:
+        return {number: await self._lease(report) for number, report in reports.items()}
 
     async def _lease(self, report: LimiterReport) -> Lease:
         await asyncio.sleep(0)
@@ -104,21 +107,21 @@ class RunOfSeveral(Run):
         given = [*own, *({} for _ in servers[len(own) :])]
         each = [replace(settings, base_url=server.base_url, **one) for server, one in zip(servers, given, strict=True)]
         self.settings = replace(settings, endpoints=tuple(each))
-        self.limiters = [Limiter() for _ in limiters_of(self.settings, stage.model)]
         work = Work("a", "run/stage", "run", CallContext(stage), self.settings)
-        channels = open_channels(work, [InProcess(limiter).lease for limiter in self.limiters])
+        self.limiters = [Limiter() for _ in limiters_of(work)]
+        channels = open_channels(work, InProcess(self.limiters).lend)
         self.asker = RequestLoop(work, parse, channels, SegmentWriter(str(folder), "run-a", self.settings.flush))
 
 
 class InProcess:
-    """A limiter in this process."""
+    """Limiters in this process."""
 
-    def __init__(self, limiter: Limiter) -> None:
-        self.limiter = limiter
+    def __init__(self, limiters: Sequence[Limiter]) -> None:
+        self.limiters = limiters
 
-    async def lease(self, report: LimiterReport) -> Lease:
+    async def lend(self, reports: Mapping[int, LimiterReport]) -> dict[int, Lease]:
         await asyncio.sleep(0)
-        return self.limiter.lease(report)
+        return {number: self.limiters[number].lease(report) for number, report in reports.items()}
 
 
 def ask(

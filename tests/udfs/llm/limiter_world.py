@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from untold.udfs.llm.limiter import Budget, Lease, Limiter, LimiterReport, Limits
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import TOKENS_OF_A_PRICE, Prices, Usage
 
 START = 1_000_000.0
 LATE = 0.05
@@ -144,7 +144,7 @@ class World:
             held=len(client.slots),
             held_tokens=held,
             spent=Usage(tokens, calls=client.calls, cost=tokens * self.price),
-            cost_per_token=self.price,
+            prices=Prices(prompt=self.price * TOKENS_OF_A_PRICE),
             unused_tokens=client.unused,
             ahead=client.until - self.clock.now,
             tokens_ahead=client.tokens_until - self.clock.now,

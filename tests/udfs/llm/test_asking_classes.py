@@ -173,7 +173,7 @@ class LocalRun(Run):
     def __init__(self, stage: Stage, folder: Path, provider: str) -> None:
         self.settings = replace(CALLS, provider=provider, max_attempts=1)
         work = Work("a", "run/stage", "run", CallContext(stage), self.settings)
-        channels = open_channels(work, [InProcess(Limiter()).lease])
+        channels = open_channels(work, InProcess([Limiter()]).lend)
         self.asker = RequestLoop(
             work, never_unparsable, channels, SegmentWriter(str(folder), "run-a", self.settings.flush)
         )

@@ -132,7 +132,7 @@ def test_a_stop_while_a_lease_is_wanted_ends(server: ModelServer, tmp_path: Path
         one.asker.start()
         one.asker.feed("unit", requests(5))
         await one.until(lambda progress: progress.usage.done == 5)
-        one.asker._channels[0].needs_lease.set()  # as a 429, a fault and a turn of a tool do
+        one.asker._endpoints.need_leases()  # as a 429, a fault and a turn of a tool do
         for _ in range(turns):
             await asyncio.sleep(0)
         await asyncio.wait_for(one.asker.stop(0.0), SOON)

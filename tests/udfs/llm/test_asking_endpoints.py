@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -84,18 +84,39 @@ def test_shares_are_kept_where_one_limiter_answers_late(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited = list[LimiterReport]()
+    lend_at_once = InProcess.lend
 
-    async def lease(lender: InProcess, report: LimiterReport) -> Lease:
-        if lender.limiter is run.limiters[1] and not waited:
-            waited.append(report)
+    async def lend(lender: InProcess, reports: Mapping[int, LimiterReport]) -> dict[int, Lease]:
+        if 1 in reports and not waited:
+            waited.append(reports[1])
             await asyncio.sleep(0.5)
-        return lender.limiter.lease(report)
+        return await lend_at_once(lender, reports)
 
-    monkeypatch.setattr(InProcess, "lease", lease)
+    monkeypatch.setattr(InProcess, "lend", lend)
     run = RunOfSeveral(servers, tmp_path, settings=QUICK)
     ask_all(run)
     assert len(waited) == 1
     assert counts(servers) == [pytest.approx(100, abs=8)] * 3
+
+
+def test_reports_that_come_while_one_is_under_way_go_together(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, under_way = list[set[int]](), list[int]()
+    lend_at_once = InProcess.lend
+
+    async def lend(lender: InProcess, reports: Mapping[int, LimiterReport]) -> dict[int, Lease]:
+        sent.append(set(reports))
+        under_way.append(1)
+        await asyncio.sleep(0.01)
+        assert len(under_way) == 1
+        under_way.clear()
+        return await lend_at_once(lender, reports)
+
+    monkeypatch.setattr(InProcess, "lend", lend)
+    ask_all(RunOfSeveral(servers, tmp_path, settings=QUICK))
+    assert sent[0] == {0, 1, 2}
+    check_all_answered(tmp_path, 300)
 
 
 def test_a_list_of_one_endpoint_tells_what_that_used(servers: Servers, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -16,14 +17,17 @@ from tests.udfs.llm.limiter_world import (
     most_tokens,
     random_behaviour,
 )
-from untold.udfs.llm.limiter import CLIENT_EXPIRY, OUTAGE_FAULTS, Budget, Limiter, LimiterReport, Limits
+from untold.udfs.llm.limiter import CLIENT_EXPIRY, OUTAGE_FAULTS, Budget, EndpointNews, Limiter, LimiterReport, Limits
 from untold.udfs.llm.usage import Usage
 
+NEWS = {field.name for field in fields(EndpointNews)}
 
-def report(client: str = "a", count: int = 1, **fields: Any) -> LimiterReport:
+
+def report(client: str = "a", count: int = 1, **given: Any) -> LimiterReport:
     """A report of a client that wants so many slots."""
     values: dict[str, Any] = {"run": "run", "estimates": (0,) * count, "in_flight": 0}
-    return LimiterReport(client=client, **{**values, **fields})
+    news = EndpointNews(**{name: given.pop(name) for name in NEWS & given.keys()})
+    return LimiterReport(client=client, news=news, **{**values, **given})
 
 
 @pytest.mark.parametrize("clients", [1, 4, 16])
@@ -128,9 +132,9 @@ def aged_limiter(clock: Clock) -> Limiter:
     return limiter
 
 
-def spacing(limiter: Limiter, limits: Limits, **fields: Any) -> float:
+def spacing(limiter: Limiter, limits: Limits, **given: Any) -> float:
     """The seconds between two slots of a lease; 0 where calls may go at once."""
-    times = limiter.lease(report(count=2000, limits=limits, **fields)).times
+    times = limiter.lease(report(count=2000, limits=limits, **given)).times
     return (times[-1] - times[0]) / (len(times) - 1)
 
 
