@@ -26,7 +26,7 @@ from untold.jobs.inference.backends.batch_jobs import BatchJob, BatchLimits, Req
 from untold.jobs.inference.backends.job import JobOutcome
 from untold.jobs.inference.backends.spooled_backends import BatchBackend, WaitingError
 from untold.jobs.settings.model import Settings
-from untold.udfs.llm.batch_api import OpenAiBatches
+from untold.udfs.llm.batch_formats import open_batches
 from untold.udfs.llm.usage import Usage
 from untold.udfs.stages import STAGES
 
@@ -61,7 +61,7 @@ def test_rows_of_batches_are_those_of_calls(server: ModelServer, tmp_path: Path,
     called = ask(server, tmp_path / "calls", asked, SETTINGS, 20.0, stage=COMPARING, **kinds)
     server.reset()
     job = left_job(tmp_path, asked, COMPARING, base_url=server.base_url)
-    with closing(OpenAiBatches(job.read().settings)) as api:
+    with closing(open_batches(job.read().settings)) as api:
         assert deliver(job, api).reason is None
 
     def essence(rows: Iterable[Row]) -> list[Row]:

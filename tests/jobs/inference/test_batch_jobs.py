@@ -37,7 +37,7 @@ from tests.udfs.llm.askers import SETTINGS, STAGE, requests
 from untold.jobs.inference.backends import batch_jobs
 from untold.jobs.inference.backends.batch_jobs import Batch, Watch
 from untold.jobs.inference.backends.batch_submission import BatchSubmitter
-from untold.udfs.llm.batch_api import BatchError, BatchStatus, OpenAiBatches, Sent
+from untold.udfs.llm.batch_api import BatchError, BatchStatus, Host, HostedBatches, Sent
 from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.limiter import Budget
 from untold.udfs.llm.responses import read_status
@@ -167,7 +167,7 @@ def test_an_endpoint_is_left_alone_for_as_long_as_it_asks(root: Path, what: str)
 def test_uploads_that_hang_neither_end_a_run_nor_are_doubled(server: ModelServer, tmp_path: Path) -> None:
     server.configure(batches={"uploads": ["hung", "hangs"]})
     job = left_job(tmp_path, base_url=server.base_url, timeout=0.5)
-    with closing(OpenAiBatches(job.read().settings)) as api:
+    with closing(HostedBatches(job.read().settings, Host())) as api:
         assert deliver(job, api).reason is None
         ids = [file.id for file in api._client.files.list()]
     assert is_whole(job)
