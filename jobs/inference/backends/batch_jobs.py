@@ -1,4 +1,4 @@
-"""Batch jobs and their ledger, and the waiting for batches. Imports no pyspark."""
+"""Batch jobs with their ledgers, the limits of batches, and the state of a broken endpoint. Imports no pyspark."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.retrying import is_passing, remedy_of
 from untold.udfs.llm.units import list_units, read_requests
 from untold.udfs.llm.usage import NOTHING_USED, Usage
-from untold.udfs.storage import StoragePath
 
 FOLDER = "batches"
 LEDGER, REST, ASKED = "batches.json", "rest", "asked.parquet"
 Rest = Mapping[str, Mapping[str, Any]]
-"""What is known of the requests of a batch by their ids (`remembered`)."""
+"""The state of the requests of a batch by their ids (`remembered`)."""
+INFINITE = float("inf")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Requests of a job in one file: its rows from `first` to before `end`, or those that the file in `rest/` names.
+    """Requests of a job in one file: the rows from `first` to before `end`, or only those in its file in `rest/`.
 
-    `tokens`: of the prompts, estimated; `most`: with the completions. `key`: whose the batch is. `file`, with the
-    `digest` of its content, and `id` are as the endpoint knows them, once it does. `asked`: when its creation was last
-    asked for, in seconds of the epoch; 0 where it was refused.
+    `tokens` are the estimated tokens of the prompts, and `most` the maximum tokens of all. `key` is the fingerprint of
+    the API key. The endpoint knows the batch as `id`, and its file as `file`; `digest` is the digest of the file.
+    `asked` is the time of its creation, in seconds of the epoch, 0 after a refusal.
     """
 
     name: str
@@ -54,9 +54,9 @@ class Batch:
 class Ledger:
     """The batches of a job that are not read yet.
 
-    `cut`: how many rows of the job are in batches, or were. `made`: how many batches there were. `queue`: how many
-    tokens the endpoint lets wait, where it has said so. `used`: by batches that were read, until it is collected.
-    `leftovers`: files of batches that were read, at the endpoint.
+    `cut` is the number of rows that are or were in batches, and `made` the number of all batches. `queue` is the
+    maximum number of waiting tokens, if the endpoint has refused more. `used` is the usage of batches that were read,
+    until it is collected. `leftovers` are files at the endpoint that are no longer needed.
     """
 
     batches: tuple[Batch, ...] = ()
@@ -68,21 +68,21 @@ class Ledger:
 
     @property
     def in_flight(self) -> list[Batch]:
-        """The batches that the endpoint has."""
+        """Return the batches at the endpoint."""
         return [batch for batch in self.batches if batch.id is not None]
 
     def with_batch(self, batch: Batch) -> Ledger:
-        """The ledger with more that is known of a batch, or with a new one."""
+        """Return the ledger with a new or changed batch."""
         known = {one.name: one for one in self.batches} | {batch.name: batch}
         return replace(self, batches=tuple(known.values()))
 
 
 @dataclass(frozen=True)
 class BatchJob(SpooledJob):
-    """A job of a spool whose requests are asked in batches. Whoever holds its lock writes it."""
+    """A job of a spool whose requests are sent in batches. Only the process with its lock writes it."""
 
     def ledger(self) -> Ledger:
-        """What is known of its batches."""
+        """Return the ledger of the job."""
         note = self.place / LEDGER
         if note.entry().kind != "file":
             return Ledger()
@@ -92,23 +92,23 @@ class BatchJob(SpooledJob):
         return Ledger(**{**plain, **read})
 
     def write_ledger(self, ledger: Ledger) -> None:
-        """Writes what is known, durably and as a whole."""
+        """Write the ledger, durably and whole."""
         (self.place / LEDGER).write_bytes(json.dumps(asdict(ledger)).encode())
 
     def rest(self, batch: Batch) -> Rest | None:
-        """The requests that a batch is of; None for all of its rows."""
+        """Return the requests of a batch, None for all of its rows."""
         if not batch.part:
             return None
-        rest: Rest = json.loads((self._rest / f"{batch.name}.json").read_bytes())
+        rest: Rest = json.loads((self.place / REST / f"{batch.name}.json").read_bytes())
         return rest
 
     def write_rest(self, name: str, rest: Rest) -> None:
-        """Writes which requests the batch of this name is of."""
-        self._rest.make_folder()
-        (self._rest / f"{name}.json").write_bytes(json.dumps(rest).encode())
+        """Write the requests of the batch of this name."""
+        (self.place / REST).make_folder()
+        (self.place / REST / f"{name}.json").write_bytes(json.dumps(rest).encode())
 
     def rows(self, batch: Batch) -> Iterator[tuple[str, dict[str, Any], Mapping[str, Any] | None]]:
-        """The requests of a batch: id, variables, and what is known of it from batches before."""
+        """Yield the requests of a batch: id, variables, and state after earlier batches."""
         rest, place = self.rest(batch), 0
         for unit, count in self.units.items():
             if place < batch.end and place + count > batch.first:
@@ -119,11 +119,11 @@ class BatchJob(SpooledJob):
 
     @cached_property
     def units(self) -> dict[str, int]:
-        """Its requests in an order that stays: units of work with their rows."""
+        """Return the units of work and their rows, always in the same order."""
         return list_units(self.requests)
 
     def note_asked(self) -> str:
-        """Writes the ids of the requests that an endpoint has; gives the file."""
+        """Write the ids of the requests in batches, and return the path of the file."""
         schema, note = pa.schema([("request_id", pa.string())]), self.place / ASKED
 
         def write(file: IO[bytes]) -> None:
@@ -134,17 +134,13 @@ class BatchJob(SpooledJob):
         note.write_whole(write)
         return str(note)
 
-    @property
-    def _rest(self) -> StoragePath:
-        return self.place / REST
-
     def close(self) -> None:
-        """As of any job; the batches are all read."""
+        """Remove the job and its requests after all batches are read."""
         super().close()
-        self._rest.remove()
+        (self.place / REST).remove()
 
     def collect(self, folder: str) -> Usage:
-        """The completions that are new, and what they took."""
+        """Copy new completions to a stage's folder, and return their usage."""
         used, ledger = super().collect(folder), self.ledger()
         if ledger.used != NOTHING_USED:
             self.write_ledger(replace(ledger, used=NOTHING_USED))
@@ -152,60 +148,60 @@ class BatchJob(SpooledJob):
 
 
 def batch_spool(store: str) -> Spool:
-    """Where the batches of a store are."""
+    """Return the folder of the batch jobs of a store."""
     return Spool(f"{store}/{FOLDER}")
 
 
 def batch_jobs(store: str, prefix: str = "") -> list[BatchJob]:
-    """The open jobs of a store that are asked in batches, those whose names begin like that."""
+    """Return the open batch jobs of a store whose names begin with the prefix."""
     return [BatchJob(job.place) for job in batch_spool(store).jobs(prefix) if job.is_open]
 
 
 @dataclass(frozen=True)
-class BatchLimits:
-    """What a batch may hold: requests, bytes, tokens of prompts; and tokens and cost of all, as the budget has left."""
+class Load:
+    """The size of requests, or the room for requests: number, bytes, tokens of prompts, and maximum tokens and cost."""
 
-    requests: float
-    bytes: float
-    queue: float = float("inf")
-    tokens: float = float("inf")
-    cost: float = float("inf")
+    requests: float = 0
+    bytes: float = 0
+    prompt: float = 0
+    tokens: float = 0
+    cost: float = 0.0
+
+    def __add__(self, other: Load) -> Load:
+        return Load(
+            self.requests + other.requests,
+            self.bytes + other.bytes,
+            self.prompt + other.prompt,
+            self.tokens + other.tokens,
+            self.cost + other.cost,
+        )
+
+    def is_affordable(self, room: Load) -> bool:
+        """Return True if the budget allows these requests."""
+        return self.requests <= room.requests and self.tokens <= room.tokens and self.cost <= room.cost
 
 
-@dataclass(frozen=True)
-class RequestSize:
-    """What a request takes of a batch: bytes, tokens of its prompt and of all, cost. Without bytes it is not sent."""
+def fill(lines: Iterable[Load], room: Load) -> list[Load]:
+    """Return the first requests that fit. The first one always fits, unless the budget does not allow it.
 
-    bytes: int
-    prompt: int
-    most: int
-    cost: float
-
-
-def fill(lines: Iterable[RequestSize], room: BatchLimits) -> list[RequestSize]:
-    """As many of the first lines as fit. The first always fits, unless the budget has no room for it.
-
-    >>> len(fill([RequestSize(10, 3, 5, 0.0)] * 9, BatchLimits(requests=5, bytes=42)))
+    >>> len(fill([Load(1, 10, 3, 5)] * 9, Load(5, 42, INFINITE, INFINITE)))
     4
     """
-    taken: list[RequestSize] = []
-    size = prompt = most = requests = 0
-    cost = 0.0
+    taken: list[Load] = []
+    total = Load()
     for line in lines:
-        requests, size, prompt = requests + (line.bytes > 0), size + line.bytes, prompt + line.prompt
-        most, cost = most + line.most, cost + line.cost
-        affordable = requests <= room.requests and most <= room.tokens and cost <= room.cost
-        fits = size <= room.bytes and prompt <= room.queue
-        if not affordable or (requests > 1 and not fits):
+        total += line
+        fits = total.bytes <= room.bytes and total.prompt <= room.prompt
+        if not total.is_affordable(room) or (total.requests > 1 and not fits):
             break
         taken.append(line)
     return taken
 
 
-def parts(lines: list[RequestSize], room: BatchLimits) -> list[range]:
-    """All lines in as few batches as their order allows: the places of each.
+def parts(lines: list[Load], room: Load) -> list[range]:
+    """Return the positions of all requests in as few batches as their order allows.
 
-    >>> parts([RequestSize(10, 3, 5, 0.0)] * 5, BatchLimits(requests=2, bytes=100))
+    >>> parts([Load(1, 10, 3, 5)] * 5, Load(2, 100, INFINITE, INFINITE))
     [range(0, 2), range(2, 4), range(4, 5)]
     """
     found, first = [], 0
@@ -217,18 +213,18 @@ def parts(lines: list[RequestSize], room: BatchLimits) -> list[range]:
 
 
 def left_of(most: float | None, used: float) -> float:
-    """What a bound of the budget has left."""
-    return float("inf") if most is None else most - used
+    """Return the rest of a limit."""
+    return INFINITE if most is None else most - used
 
 
 def fingerprint(key: str, salt: str) -> str:
-    """What tells one key from another and says nothing of it; other for each salt."""
+    """Return a short digest that distinguishes keys and reveals nothing. It differs for each salt."""
     return blake2b(key.encode(), digest_size=4, salt=blake2b(salt.encode(), digest_size=8).digest()).hexdigest()
 
 
-# An address that never answered is wrong more likely than out
+# An address that never responded is probably wrong
 FIRST_OUTAGE_SECONDS = 60.0
-# So many batches in a row of which nothing came
+# Batches in a row without results
 FRUITLESS = 3
 NO_BATCHES = "if the endpoint has no batches, set llm.backend to process"
 REMEDIES = {
@@ -239,7 +235,7 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Watch:
-    """Who waits for batches: whether to stop, what takes progress, and lines that stay."""
+    """The run that waits for batches: its reason to stop, and the functions for progress and for lines."""
 
     stopped: Callable[[], str | None]
     show: Callable[[Mapping[str, Any]], None]
@@ -247,7 +243,7 @@ class Watch:
 
 
 class EndedError(Exception):
-    """The job ends early, for a reason of `Outcome` and with an error."""
+    """The job ends early, with a reason of `Outcome` and an error."""
 
     def __init__(self, reason: str, error: str | None = None) -> None:
         super().__init__(reason)
@@ -255,9 +251,9 @@ class EndedError(Exception):
 
 
 class OutageTracker:
-    """What has gone wrong at an endpoint that may be away for `outage` seconds.
+    """The failures of an endpoint, which may be unavailable for `outage` seconds.
 
-    `faults`: so many since it answered last. `held_until`: until when it asked to be left alone.
+    `faults` is the number of failures since its last response. It accepts no call until `held_until`.
     """
 
     def __init__(self, outage: float) -> None:
@@ -267,15 +263,15 @@ class OutageTracker:
 
     @property
     def is_held(self) -> bool:
-        """Whether the endpoint is left alone."""
+        """Return True if the endpoint has requested a pause."""
         return monotonic() < self.held_until
 
     def record_success(self) -> None:
-        """Takes that the endpoint answered."""
+        """Record a response."""
         self.faults, self._reached = 0, True
 
     def record_failure(self, answer: Answer) -> None:
-        """Takes an error of the endpoint, which passes. Raises EndedError for others, and where it lasts too long."""
+        """Record a temporary error. Raises EndedError for other errors, and after an outage."""
         if answer.refused or not is_passing(answer.error_type):
             remedy = REMEDIES.get(answer.error_type or "") or remedy_of(answer)
             raise EndedError("refused", f"{answer.error}; {remedy}")
@@ -288,7 +284,7 @@ class OutageTracker:
             raise EndedError("outage")
 
     def read(self, *, came: bool) -> None:
-        """Takes whether anything came of a batch. Raises EndedError where nothing did of several in a row."""
+        """Record if a batch had any result. Raises EndedError after several batches without one."""
         self._fruitless = 0 if came else self._fruitless + 1
         if self._fruitless >= FRUITLESS:
             raise EndedError("outage")

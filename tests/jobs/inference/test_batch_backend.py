@@ -22,7 +22,7 @@ from tests.jobs.inference.batched import (
 from tests.udfs.llm.askers import SETTINGS, all_rows_in, ask
 from tests.udfs.llm.test_asking_tools import FAR, FAR_TOO, NEAR, QUESTION
 from tests.udfs.llm.test_asking_tools import STAGE as COMPARING
-from untold.jobs.inference.backends.batch_jobs import BatchJob, BatchLimits, RequestSize, fill, parts
+from untold.jobs.inference.backends.batch_jobs import INFINITE, BatchJob, Load, fill, parts
 from untold.jobs.inference.backends.job import JobOutcome
 from untold.jobs.inference.backends.spooled_backends import BatchBackend, WaitingError
 from untold.jobs.settings.model import Settings
@@ -76,14 +76,14 @@ def test_rows_of_batches_are_those_of_calls(server: ModelServer, tmp_path: Path,
 def test_batches_hold_all_lines_in_order_and_no_more_than_they_may(
     sizes: list[int], requests: int, size: int, queue: int
 ) -> None:
-    lines = [RequestSize(one, one, 2 * one, 0.1) for one in sizes]
-    found = parts(lines, BatchLimits(requests, size, queue))
+    lines = [Load(1, one, one, 2 * one, 0.1) for one in sizes]
+    found = parts(lines, Load(requests, size, queue, INFINITE, INFINITE))
     assert [place for places in found for place in places] == list(range(len(lines)))
     for places in found:
         own = sum(sizes[places.start : places.stop])
         assert len(places) == 1 or (len(places) <= requests and own <= min(size, queue))
-    taken = fill(lines, BatchLimits(requests, size, queue, tokens=40, cost=0.5))
-    assert sum(line.most for line in taken) <= 40
+    taken = fill(lines, Load(requests, size, queue, tokens=40, cost=0.5))
+    assert sum(line.tokens for line in taken) <= 40
     assert len(taken) <= 5
 
 
