@@ -49,6 +49,11 @@ class Batch:
     id: str | None = None
     asked: float = 0.0
 
+    @property
+    def label(self) -> str:
+        """Return the id at the endpoint, or the name of a batch without an id."""
+        return self.id or self.name
+
 
 @dataclass(frozen=True)
 class Ledger:
@@ -122,7 +127,7 @@ class BatchJob(SpooledJob):
         """Return the units of work and their rows, always in the same order."""
         return list_units(self.requests)
 
-    def note_asked(self) -> str:
+    def pending(self) -> str:
         """Write the ids of the requests in batches, and return the path of the file."""
         schema, note = pa.schema([("request_id", pa.string())]), self.place / ASKED
 

@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from time import monotonic, sleep, time
@@ -32,7 +32,7 @@ from untold.jobs.inference.backends.batch_jobs import (
     left_of,
     parts,
 )
-from untold.jobs.inference.backends.job import Job, JobOutcome
+from untold.jobs.inference.backends.job import Job, JobOutcome, progress
 from untold.jobs.settings.sections import BatchSettings
 from untold.udfs.llm.batch_api import HIDDEN, QUEUE_FULL, BatchApi, BatchError, BatchStatus, NotYetError, Sent
 from untold.udfs.llm.batch_results import BatchOutcome, BatchResults, remembered, resumed
@@ -273,10 +273,8 @@ class BatchSubmitter:
     def _pass_over(self, batch: Batch) -> None:
         """Skip a batch of another key."""
         self._foreign.add(batch.name)
-        shown = batch.id or batch.name
-        self._watch.note(
-            f"batch {shown} is not visible with this key and is passed over: start with the key that made it"
-        )
+        hidden = f"batch {batch.label} is not visible with this key and is passed over"
+        self._watch.note(f"{hidden}: start with the key that made it")
 
     @property
     def _waits(self) -> bool:
@@ -519,8 +517,7 @@ class BatchSubmitter:
         """Report the progress of the job."""
         in_flight = sum(batch.requests for batch in self._ledger.in_flight)
         done = sum(self._done.get(batch.name, 0) for batch in self._ledger.in_flight)
-        usage = asdict(self.used)
-        event = {"event": "progress", "stage": self._job.stage.name, "total": self._rows, "usage": usage}
+        event = progress(self._job.stage, self._rows, self.used)
         self._watch.show(event | {"in_flight": max(0, in_flight - done)})
 
     def _pause(self, *, longer: bool = True) -> None:

@@ -224,7 +224,7 @@ def test_without_submitting_what_is_in_flight_is_taken_and_the_rest_is_given_bac
     assert (len(rows_of(job)), len(fake.made)) == (ROWS - 2, 3)
     # It is in no batch any more, so that another job can have it
     assert (job.ledger().batches, job.ledger().cut) == ((), ROWS)
-    assert pq.read_table(job.note_asked()).num_rows == 0
+    assert pq.read_table(job.pending()).num_rows == 0
 
 
 def test_what_the_endpoint_may_have_is_not_given_back(root: Path) -> None:
@@ -235,7 +235,7 @@ def test_what_the_endpoint_may_have_is_not_given_back(root: Path) -> None:
     assert [batch.id for batch in job.ledger().batches] == ["batch_1", None]
     assert deliver(job, Api(fake), submit=False, poll=False).reason == "batched"
     assert [batch.id for batch in job.ledger().batches] == ["batch_1", "batch_2"]
-    assert pq.read_table(job.note_asked())["request_id"].to_pylist() == [one for one, _ in requests(8)]
+    assert pq.read_table(job.pending())["request_id"].to_pylist() == [one for one, _ in requests(8)]
 
 
 def test_rows_of_errors_and_filters_are_their_rows_failures(root: Path) -> None:
