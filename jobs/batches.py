@@ -127,10 +127,7 @@ def _has_ended(api: BatchApi, batch: str) -> bool:
 def _forget(job: BatchJob, batch: Batch) -> None:
     """Replace a batch with a new one of another name, which sends its requests again."""
     ledger = job.ledger()
-    name = f"{ledger.made + 1:06d}"
-    if (rest := job.rest(batch)) is not None:
-        job.write_rest(name, rest)
-    new = replace(batch, name=name, id=None, file=None)
+    new = replace(batch, name=f"{ledger.made + 1:06d}", id=None, file=None)
     others = tuple(one for one in ledger.batches if one.name != batch.name)
     job.write_ledger(replace(ledger, batches=(*others, new), made=ledger.made + 1))
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from untold.udfs.llm.batch_api import HIDDEN, BatchApi, BatchError, BatchStatus
 from untold.udfs.llm.calls import Answer, CallSettings, Request
@@ -28,23 +27,8 @@ from untold.udfs.llm.store_files import Completion, completion_of
 from untold.udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 
-# The state of a request after earlier batches
-_KEPT = ("attempts", "calls", "names_form", "rounds", "turn_due", "turns", "trace", "limit")
 # The errors of requests that were not sent to the model
 _UNASKED = ("batch_expired", "batch_cancelled")
-
-
-def remembered(request: Request) -> dict[str, Any]:
-    """Return the state of a request for the next batch, as JSON values."""
-    known = {name: value for name in _KEPT if (value := getattr(request, name))}
-    return known | ({"usage": asdict(request.usage)} if request.usage != NOTHING_USED else {})
-
-
-def resumed(request_id: str, variables: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> Request:
-    """Return the request of a state of `remembered`, or a new request."""
-    fields = dict(known or {})
-    usage = Usage.of(fields.pop("usage", {}))
-    return Request(request_id, variables, "", usage=usage, **fields)
 
 
 class BatchResults:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
-from itertools import islice
 from time import monotonic
 from typing import IO, Any
 
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from untold.jobs.inference.backends.job import Spool, SpooledJob
-from untold.udfs.llm.calls import Answer
+from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.retrying import is_passing, remedy_of
 from untold.udfs.llm.units import list_units, read_requests
 from untold.udfs.llm.usage import NOTHING_USED, Usage
@@ -25,11 +24,35 @@ LEDGER, REST, ASKED = "batches.json", "rest", "asked.parquet"
 Rest = Mapping[str, Mapping[str, Any]]
 """The state of the requests of a batch by their ids (`remembered`)."""
 INFINITE = float("inf")
+# The state of a request after earlier batches
+_KEPT = ("attempts", "calls", "names_form", "rounds", "turn_due", "turns", "trace", "limit")
+
+
+def remembered(request: Request) -> dict[str, Any]:
+    """Return the state of a request for the next batch, as JSON values."""
+    known = {name: value for name in _KEPT if (value := getattr(request, name))}
+    return known | ({"usage": asdict(request.usage)} if request.usage != NOTHING_USED else {})
+
+
+def resumed(request_id: str, variables: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> Request:
+    """Return the request of a state of `remembered`, or a new request."""
+    fields = dict(known or {})
+    usage = Usage.of(fields.pop("usage", {}))
+    return Request(request_id, variables, "", usage=usage, **fields)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The requests in the rows from `first` to before `end` of a job, or only those in the file `rest`."""
+
+    first: int
+    end: int
+    rest: str | None = None
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Requests of a job in one file: the rows from `first` to before `end`, or only those in its file in `rest/`.
+    """Requests of a job in one file at the endpoint.
 
     `tokens` are the estimated tokens of the prompts, and `most` the maximum tokens of all. `key` is the fingerprint of
     the API key. The endpoint knows the batch as `id`, and its file as `file`; `digest` is the digest of the file.
@@ -37,12 +60,10 @@ class Batch:
     """
 
     name: str
-    first: int
-    end: int
+    parts: tuple[Part, ...]
     requests: int
     tokens: int
     most: int
-    part: bool = False
     key: str = ""
     file: str | None = None
     digest: str = ""
@@ -57,15 +78,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The batches of a job that are not read yet.
+    """The batches of a job that are not read yet, and the pool of requests without a batch.
 
-    `cut` is the number of rows that are or were in batches, and `made` the number of all batches. `queue` is the
-    maximum number of waiting tokens, if the endpoint has refused more. `used` is the usage of batches that were read,
-    until it is collected. `leftovers` are files at the endpoint that are no longer needed.
+    `made` is the number of all batches. `queue` is the maximum number of waiting tokens, if the endpoint has refused
+    more. `used` is the usage of batches that were read, until it is collected. `leftovers` are files at the endpoint
+    that are no longer needed.
     """
 
     batches: tuple[Batch, ...] = ()
-    cut: int = 0
+    pool: tuple[Part, ...] = ()
     made: int = 0
     queue: int | None = None
     used: Usage = field(default_factory=Usage)
@@ -81,46 +102,55 @@ class Ledger:
         known = {one.name: one for one in self.batches} | {batch.name: batch}
         return replace(self, batches=tuple(known.values()))
 
+    def without(self, batch: Batch, pool: tuple[Part, ...]) -> Ledger:
+        """Return the ledger without a batch, with other parts first in the pool."""
+        batches = tuple(one for one in self.batches if one.name != batch.name)
+        return replace(self, batches=batches, pool=(*pool, *self.pool))
+
 
 @dataclass(frozen=True)
 class BatchJob(SpooledJob):
     """A job of a spool whose requests are sent in batches. Only the process with its lock writes it."""
 
     def ledger(self) -> Ledger:
-        """Return the ledger of the job."""
+        """Return the ledger of the job. Before the first batch, all rows are in the pool."""
         note = self.place / LEDGER
         if note.entry().kind != "file":
-            return Ledger()
+            return Ledger(pool=(Part(0, self.count_requests()),))
         plain = json.loads(note.read_bytes())
-        batches = tuple(Batch(**batch) for batch in plain["batches"])
-        read = {"batches": batches, "used": Usage.of(plain["used"]), "leftovers": tuple(plain.get("leftovers", ()))}
+        if "cut" in plain:
+            # Earlier versions had a number of rows instead of a pool
+            plain["pool"] = [{"first": plain.pop("cut"), "end": self.count_requests()}]
+        read = {
+            "batches": tuple(map(_batch_of, plain["batches"])),
+            "pool": _parts_of(plain["pool"]),
+            "used": Usage.of(plain["used"]),
+            "leftovers": tuple(plain.get("leftovers", ())),
+        }
         return Ledger(**{**plain, **read})
 
     def write_ledger(self, ledger: Ledger) -> None:
         """Write the ledger, durably and whole."""
         (self.place / LEDGER).write_bytes(json.dumps(asdict(ledger)).encode())
 
-    def rest(self, batch: Batch) -> Rest | None:
-        """Return the requests of a batch, None for all of its rows."""
-        if not batch.part:
-            return None
-        rest: Rest = json.loads((self.place / REST / f"{batch.name}.json").read_bytes())
-        return rest
-
     def write_rest(self, name: str, rest: Rest) -> None:
-        """Write the requests of the batch of this name."""
+        """Write the requests of a part in a file of this name."""
         (self.place / REST).make_folder()
         (self.place / REST / f"{name}.json").write_bytes(json.dumps(rest).encode())
 
-    def rows(self, batch: Batch) -> Iterator[tuple[str, dict[str, Any], Mapping[str, Any] | None]]:
-        """Yield the requests of a batch: id, variables, and state after earlier batches."""
-        rest, place = self.rest(batch), 0
-        for unit, count in self.units.items():
-            if place < batch.end and place + count > batch.first:
-                for number, (request_id, variables) in enumerate(read_requests(unit), start=place):
-                    if batch.first <= number < batch.end and (rest is None or request_id in rest):
-                        yield request_id, variables, rest and rest[request_id]
-            place += count
+    def requests_of(self, parts: Iterable[Part]) -> Iterator[tuple[int, Request]]:
+        """Yield the requests of parts with the numbers of their rows, in their state after earlier batches."""
+        for part in parts:
+            rest: Rest | None = None
+            if part.rest is not None:
+                rest = json.loads((self.place / REST / f"{part.rest}.json").read_bytes())
+            first = 0
+            for unit, count in self.units.items():
+                if first < part.end and first + count > part.first:
+                    for number, (request_id, variables) in enumerate(read_requests(unit), start=first):
+                        if part.first <= number < part.end and (rest is None or request_id in rest):
+                            yield number, resumed(request_id, variables, rest and rest[request_id])
+                first += count
 
     @cached_property
     def units(self) -> dict[str, int]:
@@ -134,7 +164,8 @@ class BatchJob(SpooledJob):
         def write(file: IO[bytes]) -> None:
             with pq.ParquetWriter(file, schema) as writer:
                 for batch in self.ledger().batches:
-                    writer.write_table(pa.table([[one for one, *_ in self.rows(batch)]], schema=schema))
+                    ids = [request.request_id for _, request in self.requests_of(batch.parts)]
+                    writer.write_table(pa.table([ids], schema=schema))
 
         note.write_whole(write)
         return str(note)
@@ -150,6 +181,19 @@ class BatchJob(SpooledJob):
         if ledger.used != NOTHING_USED:
             self.write_ledger(replace(ledger, used=NOTHING_USED))
         return used + replace(ledger.used, done=0, failed=0)
+
+
+def _batch_of(plain: Mapping[str, Any]) -> Batch:
+    """Return the batch of its JSON. In earlier versions, a batch had one part."""
+    fields = dict(plain)
+    if "parts" not in fields:
+        first, end, part = (fields.pop(name) for name in ("first", "end", "part"))
+        fields["parts"] = [{"first": first, "end": end, "rest": fields["name"] if part else None}]
+    return Batch(**{**fields, "parts": _parts_of(fields["parts"])})
+
+
+def _parts_of(plain: Iterable[Mapping[str, Any]]) -> tuple[Part, ...]:
+    return tuple(Part(**part) for part in plain)
 
 
 def batch_spool(store: str) -> Spool:
@@ -201,20 +245,6 @@ def fill(lines: Iterable[Load], room: Load) -> list[Load]:
             break
         taken.append(line)
     return taken
-
-
-def parts(lines: list[Load], room: Load) -> list[range]:
-    """Return the positions of all requests in as few batches as their order allows.
-
-    >>> parts([Load(1, 10, 3, 5)] * 5, Load(2, 100, INFINITE, INFINITE))
-    [range(0, 2), range(2, 4), range(4, 5)]
-    """
-    found, first = [], 0
-    while first < len(lines):
-        count = len(fill(islice(lines, first, None), room))
-        found.append(range(first, first + count))
-        first += count
-    return found
 
 
 def left_of(most: float | None, used: float) -> float:

@@ -26,16 +26,18 @@ from untold.jobs.inference.backends.batch_jobs import (
     Ledger,
     Load,
     OutageTracker,
+    Part,
+    Rest,
     Watch,
     fill,
     fingerprint,
     left_of,
-    parts,
+    remembered,
 )
 from untold.jobs.inference.backends.job import Job, JobOutcome, progress
 from untold.jobs.settings.sections import BatchSettings
 from untold.udfs.llm.batch_api import HIDDEN, QUEUE_FULL, BatchApi, BatchError, BatchStatus, NotYetError, Sent
-from untold.udfs.llm.batch_results import BatchOutcome, BatchResults, remembered, resumed
+from untold.udfs.llm.batch_results import BatchOutcome, BatchResults
 from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.pacing import CompletionSizes
 from untold.udfs.llm.retrying import is_passing, remedy_of
@@ -45,9 +47,6 @@ from untold.udfs.llm.units import UNIT_ROWS
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.stages import definition_of
 from untold.udfs.storage import StoragePath
-
-Left = tuple[str, dict[str, Any], Load]
-"""A request of a later batch: its id, its state (`remembered`) and its size."""
 
 LOOK_SECONDS = 0.2
 SLOWER = 1.5
@@ -68,14 +67,13 @@ class Lines:
         self.script = script_of(job.stage, accept_of(job.stage), definition_of(job.stage.name).form)
         self.sizes = CompletionSizes(job.stage.max_tokens)
 
-    def bodies(self, batch: Batch) -> Iterator[tuple[Request, bytes | None]]:
-        """Yield the requests of a batch with their bodies, None after an error of the template."""
-        for row in self._spooled.rows(batch):
-            request = resumed(*row)
-            yield request, self.script.render(request)[0]
+    def rendered(self, parts: Iterable[Part]) -> Iterator[tuple[int, Request, bytes | None]]:
+        """Yield the rows, requests and bodies of parts. The body is None after an error of the template."""
+        for number, request in self._spooled.requests_of(parts):
+            yield number, request, self.script.render(request)[0]
 
     def load(self, body: bytes | None) -> Load:
-        """Return the size of a request in a batch, 0 for a request without a body."""
+        """Return the size of a request, 0 for a request without a body."""
         if body is None:
             return Load()
         prompt = self.script.tokens_of(len(body))
@@ -92,18 +90,10 @@ class Lines:
         prices = self._job.settings.prices
         return replace(load, cost=prices.cost(load.prompt, load.tokens - load.prompt, load.requests) or 0.0)
 
-    def left(self, request: Request) -> Left:
-        """Return the record of a request for a later batch."""
-        return request.request_id, remembered(request), self.load(self.script.render(request)[0])
-
-    def left_of(self, batch: Batch) -> list[Left]:
-        """Return the records of all requests of a batch."""
-        return [self.left(request) for request, _ in self.bodies(batch)]
-
     def open(self, batch: Batch) -> IO[bytes]:
         """Return an open file with the lines of a batch."""
         file = tempfile.TemporaryFile()  # noqa: SIM115
-        for request, body in self.bodies(batch):
+        for _, request, body in self.rendered(batch.parts):
             if body is not None:
                 file.write(self._api.line(request.request_id, self._job.stage.api, body))
         file.seek(0)
@@ -183,17 +173,17 @@ class BatchSubmitter:
             return JobOutcome(ended.reason, ended.error, self.used)
 
     def _begin(self, *, submit: bool) -> None:
-        """Remove leftover files. Return the rows without a batch, or cut batches again if the limits are lower now."""
+        """Remove leftover files, and return batches to the pool that exceed the limits and that no endpoint has."""
         self._clear()
         if not submit:
             # First of all, because this job must never send the returned requests, even after a kill
-            self._note(replace(self._ledger, cut=self._rows))
+            self._note(replace(self._ledger, pool=()))
             return
         for batch in self._ledger.batches:
             if batch.id is None and batch.file is None:
-                left = self._lines.left_of(batch)
-                if len(parts([load for *_, load in left], self._limits)) > 1:
-                    self._replace(batch, left)
+                loads = [self._lines.load(body) for *_, body in self._lines.rendered(batch.parts)]
+                if len(fill(loads, self._limits)) < len(loads):
+                    self._note(self._ledger.without(batch, batch.parts))
 
     def _work(self, *, submit: bool) -> bool:
         """Advance all batches as far as possible. Return True if work is left. Raises EndedError for a spent budget."""
@@ -205,11 +195,10 @@ class BatchSubmitter:
         if not submit:
             maybe = self._doubtful | self._foreign
             kept = (batch for batch in self._ledger.batches if batch.id is not None or batch.name in maybe)
-            self._note(replace(self._ledger, batches=tuple(kept)))
+            self._note(replace(self._ledger, batches=tuple(kept), pool=()))
         elif self._short and not self._awaited:
             raise EndedError("budget")
-        left = any(batch.name not in self._foreign for batch in self._ledger.batches)
-        return left or self._ledger.cut < self._rows
+        return bool(self._ledger.pool) or any(one.name not in self._foreign for one in self._ledger.batches)
 
     @property
     def _awaited(self) -> list[Batch]:
@@ -225,7 +214,7 @@ class BatchSubmitter:
         moved = self._short = False
         for batch in self._ledger.batches:
             self._check_stopped()
-            if batch.name in self._foreign or batch not in self._ledger.batches:
+            if batch.name in self._foreign:
                 continue
             may_submit = batch.id is None and submit and self._fits(batch)
             if batch.id is not None or may_submit or batch.name in self._doubtful:
@@ -292,28 +281,33 @@ class BatchSubmitter:
         return batch.tokens <= room.prompt or not self._waits
 
     def _cut(self) -> Batch | None:
-        """Cut and record a batch of the next rows. Return None if no row is left, or if the limits allow none now."""
-        ledger = self._ledger
-        if ledger.cut >= self._rows or self._full:
+        """Cut and record a batch of the pool. Return None if the pool is empty, or if the limits allow no batch now."""
+        ledger, room = self._ledger, self._room(self._ledger.batches)
+        if not ledger.pool or self._full or (self._waits and room.prompt < self._limits.prompt / 2):
             return None
-        room = self._room(ledger.batches)
-        if self._waits and room.prompt < self._limits.prompt / 2:
-            return None
-        room = replace(room, requests=min(room.requests, self._how.requests))
-        rest = Batch("", ledger.cut, self._rows, 0, 0, 0)
-        loads = fill((self._lines.load(body) for _, body in self._lines.bodies(rest)), room)
-        if not loads:
+        places: list[tuple[int, int]] = []
+
+        def loads() -> Iterator[Load]:
+            for index, part in enumerate(ledger.pool):
+                for number, _, body in self._lines.rendered([part]):
+                    places.append((index, number))
+                    yield self._lines.load(body)
+
+        taken = fill(loads(), replace(room, requests=min(room.requests, self._how.requests)))
+        if not taken:
             self._short = True
             return None
-        end = ledger.cut + len(loads)
-        batch = self._batch_of(f"{ledger.made + 1:06d}", ledger.cut, end, loads)
-        self._note(replace(ledger.with_batch(batch), cut=end, made=ledger.made + 1))
+        parts, pool = ledger.pool, ledger.pool[:0]
+        if len(places) > len(taken):
+            # The first request of the rest
+            index, number = places[len(taken)]
+            cut = ledger.pool[index]
+            parts = (*ledger.pool[:index], replace(cut, end=number))
+            pool = (replace(cut, first=number), *ledger.pool[index + 1 :])
+        total, name = sum(taken, Load()), f"{ledger.made + 1:06d}"
+        batch = Batch(name, parts, int(total.requests), int(total.prompt), int(total.tokens), self._key)
+        self._note(replace(ledger.with_batch(batch), pool=pool, made=ledger.made + 1))
         return batch
-
-    def _batch_of(self, name: str, first: int, end: int, loads: list[Load], *, part: bool = False) -> Batch:
-        total = sum(loads, Load())
-        sizes = int(total.requests), int(total.prompt), int(total.tokens)
-        return Batch(name, first, end, *sizes, part, self._key)
 
     @property
     def _limits(self) -> Load:
@@ -396,16 +390,16 @@ class BatchSubmitter:
     def _read(self, batch: Batch, look: BatchStatus) -> None:
         """Read the results of a batch: rows for the store, and requests for later batches."""
         job = self._job
-        left: list[Left] = []
+        left: dict[str, dict[str, Any]] = {}
 
         def again(request: Request) -> None:
-            left.append(self._lines.left(request))
+            left[request.request_id] = remembered(request)
 
         judged = BatchOutcome(job.stage, job.settings, self._lines.script, job.run, again, self._completed)
 
         def write(file: IO[bytes]) -> None:
             with pq.ParquetWriter(file, COMPLETIONS, compression="zstd", write_page_checksum=True) as writer:
-                for request, body in self._lines.bodies(batch):
+                for _, request, body in self._lines.rendered(batch.parts):
                     self._judge(request, body, look, results, judged)
                     if len(judged.rows) >= UNIT_ROWS:
                         writer.write_table(completions_table(judged.rows))
@@ -485,28 +479,17 @@ class BatchSubmitter:
         # The next record writes this. A second removal of a file does no harm
         self._ledger = replace(self._ledger, leftovers=())
 
-    def _replace(self, batch: Batch, left: list[Left], used: Usage = NOTHING_USED, files: tuple[str, ...] = ()) -> None:
-        """Replace a batch with batches of its remaining requests, in one write with its usage and its files.
-
-        Remaining requests of other batches that were not sent are cut again, because the queue may have grown.
-        """
-        ledger, gone = self._ledger, [batch]
-        for one in ledger.batches:
-            if one.part and one.file is None and one.name not in self._doubtful and one.name != batch.name:
-                gone.append(one)
-                left = left + self._lines.left_of(one)
-        first, end = min(one.first for one in gone), max(one.end for one in gone)
-        new, made = [], ledger.made
-        for places in parts([load for *_, load in left], self._limits):
-            made += 1
-            own = left[places.start : places.stop]
-            self._spooled.write_rest(f"{made:06d}", {request_id: known for request_id, known, _ in own})
-            new.append(self._batch_of(f"{made:06d}", first, end, [load for *_, load in own], part=True))
-        kept = [one for one in ledger.batches if one.name not in {other.name for other in gone}]
+    def _replace(self, batch: Batch, left: Rest, used: Usage, files: tuple[str, ...]) -> None:
+        """Return the remaining requests of a batch to the pool, in one write with its usage and its files."""
+        pool: tuple[Part, ...] = ()
+        if left:
+            self._spooled.write_rest(batch.name, left)
+            rows = min(part.first for part in batch.parts), max(part.end for part in batch.parts)
+            pool = (Part(*rows, batch.name),)
+        ledger = self._ledger.without(batch, pool)
+        self._note(replace(ledger, used=ledger.used + used, leftovers=(*ledger.leftovers, *files)))
         self._done.pop(batch.name, None)
         self._used += used
-        leftovers = (*ledger.leftovers, *files)
-        self._note(replace(ledger, batches=(*kept, *new), made=made, used=ledger.used + used, leftovers=leftovers))
 
     def _note(self, ledger: Ledger) -> None:
         """Write the ledger, so that it survives a kill of this process."""

@@ -210,9 +210,9 @@ def _take_begun(ray: RaySettings, interrupts: Interrupts) -> ActorProcess | None
 
 
 class ProcessWhenNeeded:
-    """The actor process of one start, or of several if it is `kept`. It begins when it is needed or in advance.
+    """The actor process of one start of a run, which is started when it is needed or in advance.
 
-    Only `end` ends a kept process. The next start replaces a failed one.
+    Several starts can use a `kept` process, until `end` is called. The next start replaces a failed process.
     """
 
     def __init__(self, ray: RaySettings, interrupts: Interrupts, *, kept: bool = False) -> None:
@@ -220,24 +220,24 @@ class ProcessWhenNeeded:
         self._process: ActorProcess | None = None
 
     def open(self) -> ActorProcess:
-        """Return the process, always the same."""
+        """Return the process. It is always the same, and it is started if there is none."""
         if self._process is None:
             self._process = _take_begun(self._ray, self.interrupts) or ActorProcess(self._ray, self.interrupts)
         return self._process
 
     def serve(self, interrupts: Interrupts) -> None:
-        """Serve the next start with its interrupts."""
+        """Use the interrupts of the next start."""
         self.interrupts = interrupts
         if self._process is not None:
             self._process.interrupts = interrupts
 
     def leave(self) -> None:
-        """Close the input of the process, unless another start can use the process."""
+        """Close the input of the process, if there is one. The input of a kept process stays open."""
         if self._process is not None and not self._kept:
             self._process.leave()
 
     def close(self) -> None:
-        """End a process that no other start can use."""
+        """End the process, if there is one that no other start can use."""
         if self._process is not None and not (self._kept and self._process.usable):
             self.end()
 
