@@ -193,7 +193,8 @@ def _batch_of(plain: Mapping[str, Any]) -> Batch:
 
 
 def _parts_of(plain: Iterable[Mapping[str, Any]]) -> tuple[Part, ...]:
-    return tuple(Part(**part) for part in plain)
+    """Return the parts of their JSON, without empty ones."""
+    return tuple(part for part in (Part(**fields) for fields in plain) if part.first < part.end)
 
 
 def batch_spool(store: str) -> Spool:

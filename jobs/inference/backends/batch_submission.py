@@ -483,9 +483,9 @@ class BatchSubmitter:
         """Return the remaining requests of a batch to the pool, in one write with its usage and its files."""
         pool: tuple[Part, ...] = ()
         if left:
-            self._spooled.write_rest(batch.name, left)
-            rows = min(part.first for part in batch.parts), max(part.end for part in batch.parts)
-            pool = (Part(*rows, batch.name),)
+            rest = f"{batch.name}-left"
+            self._spooled.write_rest(rest, left)
+            pool = (Part(min(part.first for part in batch.parts), max(part.end for part in batch.parts), rest),)
         ledger = self._ledger.without(batch, pool)
         self._note(replace(ledger, used=ledger.used + used, leftovers=(*ledger.leftovers, *files)))
         self._done.pop(batch.name, None)

@@ -247,6 +247,11 @@ def test_a_ledger_of_an_earlier_version_is_read(root: Path) -> None:
     assert (first.id, first.parts) == ("batch_1", (Part(0, 4),))
     assert (second.id, second.parts, job.ledger().pool) == (None, (Part(4, 8, "000002"),), (Part(8, ROWS),))
     assert pq.read_table(job.pending())["request_id"].to_pylist() == ["r0000", "r0001", "r0002", "r0003", "r0005"]
+    path.write_text(json.dumps({**ledger, "batches": batches, "cut": ROWS}))
+    assert job.ledger().pool == ()
+    fake.made["batch_1"].until = fake.delay = 0.0
+    assert deliver(job, Api(fake)).reason is None
+    assert sorted(row["request_id"] for row in rows_of(job)) == ["r0000", "r0001", "r0002", "r0003", "r0005"]
 
 
 def test_what_the_endpoint_may_have_is_not_given_back(root: Path) -> None:
