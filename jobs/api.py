@@ -21,7 +21,7 @@ from typing import Any, Self, TypedDict, Unpack
 from pyspark.sql import SparkSession
 
 from untold.jobs.inference.backends import local_model
-from untold.jobs.inference.backends.process import KeptProcess
+from untold.jobs.inference.backends.process import ProcessWhenNeeded
 from untold.jobs.inference.stage.engines import SharedEngines
 from untold.jobs.inputs.files import ReadOptions
 from untold.jobs.inputs.frames import write_frame
@@ -172,7 +172,7 @@ class Session:
         )
         active = None if _STARTED else SparkSession.getActiveSession()
         self._given = spark if spark is not None else active
-        self._process = KeptProcess(self.settings.ray, Interrupts())
+        self._process = ProcessWhenNeeded(self.settings.ray, Interrupts(), kept=True)
         self._numbers = count(1)
         self._lock = Lock()
 

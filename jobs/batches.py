@@ -9,9 +9,7 @@ from uuid import uuid4
 
 from untold.jobs.inference.backends.batch_jobs import FOLDER, Batch, BatchJob, Watch, batch_jobs
 from untold.jobs.inference.backends.batch_submission import BatchSubmitter
-from untold.jobs.inference.backends.job import (
-    JOBS,
-)
+from untold.jobs.inference.backends.job import JOBS, Job
 from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.output import store_of
 from untold.jobs.run.terminal import Page, table
@@ -19,10 +17,8 @@ from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
 from untold.udfs.llm.batch_api import HIDDEN, BatchApi, BatchError
 from untold.udfs.llm.batch_formats import open_batches
-from untold.udfs.llm.calls import Answer
 from untold.udfs.storage import StoragePath, absolute
 
-UNSEEN = "not visible"
 # The statuses of batches that end without `cancel`
 ENDING = ("cancelling", "finalizing")
 
@@ -54,7 +50,7 @@ def batches(
     """
     store = _store_at(absolute(folder))
     jobs = batch_jobs(store)
-    known = {batch.id or batch.name for job in jobs for batch in job.ledger().batches}
+    known = {batch.label for job in jobs for batch in job.ledger().batches}
     if missing := sorted(set(ids) - known):
         raise NoBatchesError(f"{store} has no batch {missing[0]}; it has {', '.join(sorted(known)) or 'none'}")
     found: list[BatchListing] = []
@@ -62,18 +58,16 @@ def batches(
     for job in jobs:
         read = job.read()
         settings = replace(read.settings, api_key_env=api_key_env or read.settings.api_key_env)
+        read = replace(read, settings=settings)
         with closing(open_batches(settings)) as api:
             if act != "list":
                 with job.locked(f"batches-{uuid4().hex[:12]}", wait=False):
                     if act == "fetch":
                         watch = Watch(lambda: None, lambda _: None, note)
-                        given = Settings().batch
-                        BatchSubmitter(job, replace(read, settings=settings), api, given, watch).run(
-                            submit=False, poll=False
-                        )
+                        BatchSubmitter(job, read, api, Settings().batch, watch).run(submit=False, poll=False)
                     else:
                         failed += _cancel(job, api, ids)
-            found += _listed(job, api)
+            found += _listed(job, read, api)
     if failed:
         raise NoBatchesError(f"{'; '.join(failed)}; check the account that created them")
     return found
@@ -89,22 +83,17 @@ def _store_at(folder: str) -> str:
     return store
 
 
-def _listed(job: BatchJob, api: BatchApi) -> Iterator[BatchListing]:
-    """Return the batches of a job, and poll each of them."""
+def _listed(job: BatchJob, read: Job, api: BatchApi) -> Iterator[BatchListing]:
+    """Yield the batches of a job with their statuses at the endpoint."""
     for batch in job.ledger().batches:
-        known = batch.id or batch.name, job.read().stage.name, job.read().run, batch.requests
-        if batch.id is None:
-            yield BatchListing(*known, "not submitted")
-            continue
-        try:
-            look = api.look(batch.id)
-            yield BatchListing(*known, look.status, look.done)
-        except BatchError as error:
-            yield BatchListing(*known, _why(error.answer))
-
-
-def _why(answer: Answer) -> str:
-    return UNSEEN if answer.error_type in HIDDEN else str(answer.error)
+        status, done = "not submitted", 0
+        if batch.id is not None:
+            try:
+                look = api.look(batch.id)
+                status, done = look.status, look.done
+            except BatchError as error:
+                status = "not visible" if error.answer.error_type in HIDDEN else str(error)
+        yield BatchListing(batch.label, read.stage.name, read.run, batch.requests, status, done)
 
 
 def _cancel(job: BatchJob, api: BatchApi, ids: Sequence[str]) -> list[str]:
@@ -114,17 +103,12 @@ def _cancel(job: BatchJob, api: BatchApi, ids: Sequence[str]) -> list[str]:
     """
     failed = []
     for batch in job.ledger().batches:
-        if ids and (batch.id or batch.name) not in ids:
+        if ids and batch.label not in ids:
             continue
-        is_over = batch.id is None
         try:
-            if batch.id is not None:
-                look = api.look(batch.id)
-                is_over = look.ended
-                if not look.ended and look.status not in ENDING:
-                    api.cancel(batch.id)
+            is_over = batch.id is None or _has_ended(api, batch.id)
         except BatchError as error:
-            is_over = _why(error.answer) == UNSEEN
+            is_over = error.answer.error_type in HIDDEN
             if not is_over or not ids:
                 failed.append(f"{batch.id} cannot be cancelled: {error}")
         if is_over and ids:
@@ -132,13 +116,18 @@ def _cancel(job: BatchJob, api: BatchApi, ids: Sequence[str]) -> list[str]:
     return failed
 
 
+def _has_ended(api: BatchApi, batch: str) -> bool:
+    """Cancel a batch in progress. Return True for a batch that ended before."""
+    look = api.look(batch)
+    if not look.ended and look.status not in ENDING:
+        api.cancel(batch)
+    return look.ended
+
+
 def _forget(job: BatchJob, batch: Batch) -> None:
     """Replace a batch with a new one of another name, which sends its requests again."""
     ledger = job.ledger()
-    name = f"{ledger.made + 1:06d}"
-    if (rest := job.rest(batch)) is not None:
-        job.write_rest(name, rest)
-    new = replace(batch, name=name, id=None, file=None)
+    new = replace(batch, name=f"{ledger.made + 1:06d}", id=None, file=None)
     others = tuple(one for one in ledger.batches if one.name != batch.name)
     job.write_ledger(replace(ledger, batches=(*others, new), made=ledger.made + 1))
 
@@ -148,17 +137,7 @@ def batch_lines(found: Sequence[BatchListing], act: str, page: Page) -> Iterator
     if not found:
         yield "No batches"
     else:
-        rows = [
-            [
-                one.batch,
-                one.stage,
-                one.run,
-                f"{one.requests:,}",
-                one.status,
-                f"{one.done:,}",
-            ]
-            for one in found
-        ]
+        rows = [[one.batch, one.stage, one.run, f"{one.requests:,}", one.status, f"{one.done:,}"] for one in found]
         heads = ["batch", "stage", "run", "requests", "status", "done"]
         yield from table(heads, rows, page, names=5)
     if act != "list":

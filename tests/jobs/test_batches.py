@@ -14,7 +14,8 @@ from tests.jobs.inference.batched import ROWS, deliver, left_job, rows_of
 from untold.jobs.batches import BatchListing, NoBatchesError, batches
 from untold.jobs.cli.main import main
 from untold.jobs.inference.backends.batch_jobs import BatchJob
-from untold.udfs.llm.batch_api import BatchError, BatchStatus, OpenAiBatches
+from untold.udfs.llm.batch_api import BatchError, BatchStatus, HostedBatches
+from untold.udfs.llm.batch_formats import open_batches
 from untold.udfs.llm.calls import Answer
 
 
@@ -24,7 +25,7 @@ def job(server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("A_KEY", "sk-one")
     server.configure(batches={"delay": 60.0})
     job = left_job(tmp_path, base_url=server.base_url, api_key_env="A_KEY")
-    with closing(OpenAiBatches(job.read().settings)) as api:
+    with closing(open_batches(job.read().settings)) as api:
         assert deliver(job, api, poll=False).reason == "batched"
     return job
 
@@ -90,17 +91,17 @@ def test_a_batch_that_cannot_be_cancelled_keeps_no_other_from_it(
 ) -> None:
     cancelled: list[str] = []
 
-    def cancel(_: OpenAiBatches, batch: str) -> None:
+    def cancel(_: HostedBatches, batch: str) -> None:
         if batch == "batch_1":
             raise BatchError(Answer(error_type="http_500", error="HTTP 500"))
         cancelled.append(batch)
 
-    monkeypatch.setattr(OpenAiBatches, "cancel", cancel)
+    monkeypatch.setattr(HostedBatches, "cancel", cancel)
     with pytest.raises(NoBatchesError, match="batch_1 cannot be cancelled: HTTP 500; check the account"):
         run(job, "cancel")
     assert cancelled == ["batch_2", "batch_3"]
     # One that is about to end is left alone
-    monkeypatch.setattr(OpenAiBatches, "look", lambda _, batch: BatchStatus(batch, "finalizing"))
+    monkeypatch.setattr(HostedBatches, "look", lambda _, batch: BatchStatus(batch, "finalizing"))
     assert {one.status for one in run(job, "cancel")} == {"finalizing"}
     assert len(cancelled) == 2
 

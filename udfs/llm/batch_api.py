@@ -1,4 +1,4 @@
-"""The batch API of an endpoint: what runs need of any, and OpenAI's, whose form many others have."""
+"""The batch API of an endpoint: its records, its interface, and the client of all hosts with files and batches."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from typing import IO, Any, ClassVar, Final, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import IO, Any, Final, Literal, Protocol
 
 from openai import (
     APIConnectionError,
@@ -29,24 +29,30 @@ from untold.udfs.llm.client import (
 )
 from untold.udfs.llm.responses import read_status, status_in
 
-PURPOSE: Final = "batch"
-# The only one that all have
+Json = Mapping[str, Any]
+# The only window that all hosts have
 WINDOW: Final = "24h"
-# By which a batch is found again whose id was lost
+# The key of the metadata that identifies a batch without its id
 NAME = "untold"
 ENDED = frozenset({"completed", "expired", "cancelled", "failed"})
-# Other spellings of statuses
-SPELLINGS: Final = {"canceled": "cancelled", "canceling": "cancelling"}
-# What an endpoint says of what the key does not see, or of what is gone
+# Other names of statuses
+SPELLINGS: Final = {
+    "canceled": "cancelled",
+    "canceling": "cancelling",
+    "cancellation_requested": "cancelling",
+    "success": "completed",
+    "timeout_exceeded": "expired",
+}
+# The errors for items that the key cannot access or that are removed
 HIDDEN: Final = ("http_403", "http_404", "http_410")
-# By which the package hands a response over before its body is read
+# With this header, the package returns a response before its body is read
 _STREAMED: Final = "X-Stainless-Raw-Response"
-# The endpoint has as many tokens waiting as the account may have
+# The error if the tokens that wait at the endpoint would exceed the limit of the account
 QUEUE_FULL = "token_limit_exceeded"
 
 
 class BatchError(Exception):
-    """What an endpoint said instead of doing what was asked: `answer`."""
+    """A failed call. `answer` is the error of the endpoint."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.error)
@@ -55,10 +61,10 @@ class BatchError(Exception):
 
 @dataclass(frozen=True)
 class BatchStatus:
-    """A batch as its endpoint shows it.
+    """The status of a batch at its endpoint.
 
-    `results`: the ids of its files, that of answers first. `done`: how many requests have ended. `code`: of the error
-    that kept all of them from being asked. `hint`: what the user has to do for it.
+    `results` are the ids of the files of results, completions first, and `done` is the number of requests that have
+    ended. `code` is the error that failed the whole batch. `hint` is the next command of the user.
     """
 
     id: str
@@ -70,38 +76,29 @@ class BatchStatus:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more comes of it."""
+        """Return True if the results are complete."""
         return self.status in ENDED
 
     @property
     def refusal(self) -> Answer | None:
-        """Why none of its requests was asked, but for a queue that was full."""
+        """Return the error of a failed batch, or None. A full queue is no refusal."""
         if self.status != "failed" or self.code == QUEUE_FULL:
             return None
         error = {"error": {"code": self.code}}
         return read_status(status_in(error) or 400, json.dumps(error).encode(), {})
 
 
-def line_of(request_id: str, path: str, body: bytes) -> bytes:
-    """The line of OpenAI's form that asks a request.
-
-    >>> line_of("r1", "/v1/chat/completions", b'{"model":"m"}')
-    b'{"custom_id":"r1","method":"POST","url":"/v1/chat/completions","body":{"model":"m"}}\\n'
-    """
-    return b'{"custom_id":"%s","method":"POST","url":"%s","body":%s}\n' % (request_id.encode(), path.encode(), body)
-
-
 class NotYetError(Exception):
-    """The endpoint cannot say or do it yet, and nothing is wrong: it is asked again later. The message says why."""
+    """The endpoint cannot do this yet, which is no failure. The message has the reason."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A batch that is sent, or perhaps was.
+    """A batch that is sent to an endpoint, or that an earlier start may have sent.
 
-    `name`: by which it is found again. `file`: of its requests, as the endpoint knows it. `api`: of its requests.
-    `more` is kept beside the name. `since`: when it was sent first, in seconds of the epoch. `requests`: how many it
-    has; `open` gives their lines. `others`: ids of batches that it is not.
+    `name` identifies it, `file` is the id of its file, and `more` is other metadata. `since` is the time when it was
+    sent first, in seconds of the epoch. `requests` is their number, and `open` returns their lines. `others` are the
+    ids of known batches.
     """
 
     name: str
@@ -115,54 +112,110 @@ class Sent:
 
 
 class BatchApi(Protocol):
-    """What a batch API can do. Everything with a connection raises BatchError."""
+    """The interface of batch APIs. Methods with a connection raise BatchError."""
 
-    most_bytes: ClassVar[int]
+    @property
+    def most_bytes(self) -> int:
+        """Return the maximum size of a file of requests."""
 
     def line(self, request_id: str, api: str, body: bytes) -> bytes:
-        """The line that asks a request, for the body that a call would send."""
+        """Return the line of a request with the body of a call."""
 
     def find_file(self, name: str, size: int) -> str | None:
-        """The id of an uploaded file of this name and size."""
+        """Return the id of the uploaded file of this name and size, or None."""
 
     def upload(self, name: str, file: IO[bytes]) -> str:
-        """Uploads requests; the id of the file."""
+        """Upload the file of requests, and return its id."""
 
     def find_batch(self, sent: Sent) -> BatchStatus | None:
-        """The batch that was created, if it was. Raises NotYetError where that is not known yet."""
+        """Return the batch if it was created. Raises NotYetError if this is unknown yet."""
 
     def create(self, sent: Sent) -> BatchStatus:
-        """Has the requests of a file answered. Raises NotYetError where the file is not ready."""
+        """Create a batch. Raises NotYetError if the file is not ready."""
 
     def look(self, batch: str) -> BatchStatus:
-        """How far a batch is."""
+        """Return the status of a batch."""
 
     def cancel(self, batch: str) -> BatchStatus:
-        """Ends a batch; what is answered by then is kept."""
+        """Cancel a batch. Its completions so far are kept."""
 
     def lines(self, file: str) -> Iterable[bytes]:
-        """The lines of a file of results in OpenAI's form, the last one perhaps cut."""
+        """Yield the lines of a file of results in OpenAI's format. The last one can be incomplete."""
 
     def remove(self, file: str) -> None:
-        """Removes a file of requests or results."""
+        """Remove a file of requests or results."""
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
 
 
-class OpenAiBatches:
-    """The batch API of OpenAI, and of endpoints that have the same. Each call is sent once, as completions are.
+def line_of(request_id: str, path: str, body: bytes) -> bytes:
+    """Return the line of a request in OpenAI's format.
+
+    >>> line_of("r1", "/v1/chat/completions", b'{"model":"m"}')
+    b'{"custom_id":"r1","method":"POST","url":"/v1/chat/completions","body":{"model":"m"}}\\n'
+    """
+    return b'{"custom_id":"%s","method":"POST","url":"%s","body":%s}\n' % (request_id.encode(), path.encode(), body)
+
+
+def creation_of(sent: Sent, path: str) -> Json:
+    """Return the body of the call that creates a batch, in OpenAI's format."""
+    asked = {"endpoint": path, "completion_window": WINDOW, "input_file_id": sent.file}
+    return asked | {"metadata": {NAME: sent.name, **sent.more}}
+
+
+def status_of(batch: Json) -> BatchStatus:
+    """Return the status of a batch in the format of OpenAI, Mistral or Together. Endpoints omit fields."""
+    batch = batch.get("job", batch)
+    if not isinstance(batch["id"], str):
+        raise TypeError
+    files = (batch.get(name) for name in ("output_file_id", "output_file", "error_file_id", "error_file"))
+    counts, errors = batch.get("request_counts") or {}, batch.get("errors") or {}
+    done = (counts.get("completed") or 0) + (counts.get("failed") or 0) + (batch.get("completed_requests") or 0)
+    codes = (error.get("code") for error in errors.get("data") or ()) if isinstance(errors, Mapping) else ()
+    status = str(batch["status"]).lower()
+    code = next(filter(None, codes), None)
+    return BatchStatus(batch["id"], SPELLINGS.get(status, status), tuple(filter(None, files)), done, code)
+
+
+def next_by_cursor(page: Json, number: int) -> Json | None:
+    """Return the parameters of the page after a page of OpenAI's lists, None after the last page."""
+    return None if page.get("has_more") is False else {"after": page["data"][-1]["id"]}
+
+
+@dataclass(frozen=True)
+class Host:
+    """A format of batches: the functions for lines, creation, status and results, and the paths of files and batches.
+
+    `next_page` returns the parameters of the next page from a page of a list and the number of pages, or None. None
+    in its place means that lists have one page. `listed` are the parameters of the first page of batches and of files.
+    """
+
+    line: Callable[[str, str, bytes], bytes] = line_of
+    creation: Callable[[Sent, str], Json] = creation_of
+    status: Callable[[Json], BatchStatus] = status_of
+    result: Callable[[bytes], bytes] = bytes
+    next_page: Callable[[Json, int], Json | None] | None = next_by_cursor
+    listed: tuple[Json, Json] = ({"limit": 100}, {"purpose": "batch"})
+    most_bytes: int = 200_000_000
+    batches: str = "/batches"
+    upload: str = "/files"
+    upload_form: Callable[[str], Json] = lambda name: {"purpose": "batch"}
+    results: str = "/files/{}/content"
+    removed: str = "/files/{}"
+    # The header of the key, and the default headers
+    key_header: str = BEARER
+    headers: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+
+
+class HostedBatches:
+    """The batch API of a host. Each call is sent once, like completions.
 
     Source: the API reference of OpenAI, "Batch" and "Files".
     """
 
-    most_bytes: ClassVar[int] = 200_000_000
-    purpose: ClassVar[Any] = PURPOSE
-    # In which the key is sent, and what is sent beside it where the settings say nothing else
-    key_header: ClassVar[str] = BEARER
-    headers: ClassVar[Mapping[str, str]] = NOTHING
-
-    def __init__(self, settings: CallSettings) -> None:
+    def __init__(self, settings: CallSettings, host: Host) -> None:
+        self.host, self.most_bytes = host, host.most_bytes
         known = ApiKey.of(settings)
         try:
             asyncio.run(known.renew())
@@ -180,74 +233,86 @@ class OpenAiBatches:
                 trust_env=not is_loopback(settings.base_url),
             ),
         )
-        headers = {**self.headers, **settings.headers}
-        self._options = sent_beside(self._client, key, self.key_header, headers, settings.query)
-        self._sent: Any = {"extra_headers": self._options.get("headers"), "extra_query": self._options.get("params")}
+        headers = {**host.headers, **settings.headers}
+        self._options = sent_beside(self._client, key, host.key_header, headers, settings.query)
 
     def path(self, api: str) -> str:
-        """The address of an API as batches name it, whatever path the endpoint itself is at."""
+        """Return the path of an API in batches, which does not depend on the address of the endpoint."""
         return f"/v1{PATHS[api]}"
 
     def line(self, request_id: str, api: str, body: bytes) -> bytes:
-        """As {custom_id, method, url, body}."""
-        return line_of(request_id, self.path(api), body)
+        """Return the line of a request in the format of the host."""
+        return self.host.line(request_id, self.path(api), body)
 
     def find_file(self, name: str, size: int) -> str | None:
-        """By its name: one that broke off while it was uploaded has another size."""
-        with heard():
-            found = self._client.files.list(purpose=self.purpose, **self._sent)
-            return next((file.id for file in _once(found) if (file.filename, file.bytes) == (name, size)), None)
+        """Find a file by its name and size. An interrupted upload has another size."""
+        found = self._list("/files", self.host.listed[1])
+        return next((str(one["id"]) for one in found if (one.get("filename"), one.get("bytes")) == (name, size)), None)
 
     def upload(self, name: str, file: IO[bytes]) -> str:
-        """In a stream, from where the file stands."""
+        """Upload a file as a stream."""
+        given: Any = [("file", (name, file, "application/jsonl"))]
+        headers = {"Content-Type": "multipart/form-data"}
+        sent = self.json("post", self.host.upload, body=self.host.upload_form(name), files=given, headers=headers)
         with heard():
-            given: Any = (name, file, "application/jsonl")
-            return self._client.files.create(file=given, purpose=self.purpose, **self._sent).id
+            return str(sent["id"])
 
     def find_batch(self, sent: Sent) -> BatchStatus | None:
-        """By its metadata among all that the key sees, or by its file: some endpoints keep no metadata."""
-        with heard():
-            found = _once(self._client.batches.list(limit=100, **self._sent))
-            own = (
-                one for one in found if (one.metadata or {}).get(NAME) == sent.name or one.input_file_id == sent.file
-            )
-            return next(map(_look, own), None)
+        """Find a batch by its metadata or by its file, because some endpoints keep no metadata."""
+        for batch in self._list(self.host.batches, self.host.listed[0]):
+            with heard():
+                files = (batch.get("input_file_id"), *(batch.get("input_files") or ()))
+                if (batch.get("metadata") or {}).get(NAME) == sent.name or sent.file in files:
+                    return self.host.status(batch)
+        return None
 
     def create(self, sent: Sent) -> BatchStatus:
-        """With the name among the metadata."""
-        metadata = {NAME: sent.name, **sent.more}
-        path: Any = self.path(sent.api)
-        with heard():
-            return _look(
-                self._client.batches.create(
-                    endpoint=path, completion_window=WINDOW, input_file_id=sent.file, metadata=metadata, **self._sent
-                )
-            )
+        """Create a batch of an uploaded file."""
+        return self._status("post", self.host.batches, body=self.host.creation(sent, self.path(sent.api)))
 
     def look(self, batch: str) -> BatchStatus:
-        """As `BatchApi` says."""
-        with heard():
-            return _look(self._client.batches.retrieve(batch, **self._sent))
+        """Return the status of a batch."""
+        return self._status("get", f"{self.host.batches}/{batch}")
 
     def cancel(self, batch: str) -> BatchStatus:
-        """As `BatchApi` says."""
-        with heard():
-            return _look(self._client.batches.cancel(batch, **self._sent))
+        """Cancel a batch."""
+        return self._status("post", f"{self.host.batches}/{batch}/cancel")
 
     def lines(self, file: str) -> Iterator[bytes]:
-        """In a stream."""
-        return self._stream(f"/files/{file}/content")
+        """Yield the lines of results from a stream, in OpenAI's format."""
+        return map(self.host.result, self.stream(self.host.results.format(file)))
 
     def remove(self, file: str) -> None:
-        """As `BatchApi` says."""
-        self._json("delete", f"/files/{file}")
+        """Remove a file."""
+        self.json("delete", self.host.removed.format(file))
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         self._client.close()
 
-    def _json(self, method: Literal["get", "post", "delete"], path: str, **given: Any) -> Any:
-        """What the endpoint answers, read as JSON; `params` go into the address, all else is what the package takes."""
+    def _status(self, method: Literal["get", "post"], path: str, **given: Any) -> BatchStatus:
+        found = self.json(method, path, **given)
+        with heard():
+            return self.host.status(found)
+
+    def _list(self, path: str, params: Json) -> Iterator[Any]:
+        """Yield the items of a list. A page without a new item is the last: some endpoints repeat their first page."""
+        seen: set[str] = set()
+        turn: Json | None = {}
+        pages = 0
+        while turn is not None:
+            page = self.json("get", path, params={**params, **turn})
+            with heard():
+                items = page if isinstance(page, list) else page.get("data") or ()
+                new = [item for item in items if item["id"] not in seen]
+                seen.update(item["id"] for item in new)
+            yield from new
+            pages += 1
+            with heard():
+                turn = self.host.next_page(page, pages) if new and self.host.next_page else None
+
+    def json(self, method: Literal["get", "post", "delete"], path: str, **given: Any) -> Any:
+        """Return the JSON of a response. `params` and `headers` are added to those of the settings."""
         sent = {name: {**self._options.get(name, {}), **given.pop(name, {})} for name in ("params", "headers")}
         options = {**self._options, **sent}
         with heard():
@@ -256,8 +321,8 @@ class OpenAiBatches:
             )
             return json.loads(response.content)
 
-    def _stream(self, path: str) -> Iterator[bytes]:
-        """The lines of a body as they come, the last one perhaps cut."""
+    def stream(self, path: str) -> Iterator[bytes]:
+        """Yield the lines of a body while it arrives. The last one can be incomplete."""
         headers = {**self._options.get("headers", {}), "Accept": "application/binary", _STREAMED: "stream"}
         with heard():
             options: Any = {**self._options, "headers": headers}
@@ -267,7 +332,7 @@ class OpenAiBatches:
 
 
 def lines_in(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of a text that comes in chunks, the last one perhaps cut or empty."""
+    """Yield the lines of a text in chunks. The last one can be incomplete or empty."""
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
@@ -275,32 +340,9 @@ def lines_in(chunks: Iterable[bytes]) -> Iterator[bytes]:
     yield rest
 
 
-def _once(found: Iterable[Any]) -> Iterator[Any]:
-    """What a list has, page by page, up to an id that was seen: some endpoints give the first page for ever."""
-    seen: set[str] = set()
-    for one in found:
-        if one.id in seen:
-            return
-        seen.add(one.id)
-        yield one
-
-
-def _look(batch: Any) -> BatchStatus:
-    """What the package has read; endpoints leave fields out. Raises TypeError for what is no batch."""
-    if not isinstance(batch.id, str):
-        raise TypeError
-    errors = batch.errors.data if batch.errors else None
-    files = (batch.output_file_id, batch.error_file_id)
-    counts = batch.request_counts
-    done = (counts.completed or 0) + (counts.failed or 0) if counts else 0
-    code = next((error.code for error in errors or () if error.code), None)
-    status = str(batch.status).lower()
-    return BatchStatus(batch.id, SPELLINGS.get(status, status), tuple(filter(None, files)), done, code)
-
-
 @contextmanager
 def heard() -> Iterator[None]:
-    """Turns what the package raises into BatchError."""
+    """Raise BatchError for the errors of the package and of unreadable responses."""
     try:
         yield
     except APIStatusError as error:

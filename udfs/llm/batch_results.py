@@ -1,13 +1,11 @@
-"""Requests as lines of a batch, and the lines that come back as rows of `completions`."""
+"""Read the results of a batch, and turn them into rows of `completions` and requests of later batches."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from untold.udfs.llm.batch_api import HIDDEN, BatchApi, BatchError, BatchStatus
 from untold.udfs.llm.calls import Answer, CallSettings, Request
@@ -29,75 +27,60 @@ from untold.udfs.llm.store_files import Completion, completion_of
 from untold.udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 
-# What a request brings along from the batches before
-_KEPT = ("attempts", "calls", "names_form", "rounds", "turn_due", "turns", "trace", "limit")
-# Errors of lines that were not asked
+# The errors of requests that were not sent to the model
 _UNASKED = ("batch_expired", "batch_cancelled")
 
 
-def remembered(request: Request) -> dict[str, Any]:
-    """What the next batch must know of a request, as JSON."""
-    known = {name: value for name in _KEPT if (value := getattr(request, name))}
-    return known | ({"usage": asdict(request.usage)} if request.usage != NOTHING_USED else {})
-
-
-def resumed(request_id: str, variables: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> Request:
-    """The request of `remembered`; without it one that was never asked."""
-    fields = dict(known or {})
-    usage = Usage.of(fields.pop("usage", {}))
-    return Request(request_id, variables, "", usage=usage, **fields)
-
-
 class BatchResults:
-    """The results of a batch on this machine's disk, by request; the first of several counts.
+    """The results of a batch, downloaded to the local disk. The first result of a request counts.
 
-    A line that cannot be read is none.
+    `whole` is False if a file is missing or incomplete. Unreadable lines are ignored. Raises BatchError for temporary
+    errors.
     """
 
-    def __init__(self, lines: Iterable[bytes]) -> None:
+    def __init__(self, api: BatchApi, look: BatchStatus) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         self._places: dict[str, tuple[int, int]] = {}
-        place = 0
-        for line in lines:
-            named = json_of(line).get("custom_id")
-            if isinstance(named, str) and named not in self._places:
-                self._file.write(line)
-                self._places[named] = place, len(line)
-                place += len(line)
+        self.whole = True
+        for file in look.results:
+            try:
+                for line in api.lines(file):
+                    self._add(line)
+            except BatchError as error:
+                if error.answer.error_type not in ("bad_body", *HIDDEN):
+                    raise
+                self.whole = False
 
-    def __enter__(self) -> BatchResults:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+    def _add(self, line: bytes) -> None:
+        named = json_of(line).get("custom_id")
+        if isinstance(named, str) and named not in self._places:
+            self._places[named] = self._file.tell(), len(line)
+            self._file.write(line)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._places
 
-    @property
-    def count(self) -> int:
-        """How many requests have a line."""
+    def __len__(self) -> int:
         return len(self._places)
 
     def close(self) -> None:
-        """Removes them from the disk."""
+        """Remove the results from the disk."""
         self._file.close()
 
     def answer(self, request: Request, script: Script, sent: int) -> Answer | None:
-        """What came of a request whose body had `sent` bytes; None where it was not asked."""
+        """Return the result of a request whose body had `sent` bytes. None if the request was not sent to the model."""
         if request.request_id not in self._places:
             return None
         place, size = self._places[request.request_id]
         self._file.seek(place)
         line = json_of(self._file.read(size))
         response, error = line.get("response"), line.get("error")
-        # Some have an empty response beside such an error
+        # Some endpoints add an empty response to this error
         if isinstance(error, Mapping) and error.get("code") in _UNASKED:
             return None
-        told = status_in(line)
-        if not isinstance(response, Mapping) and told is not None:
-            return read_status(told, json.dumps({"error": error}).encode(), {})
         if not isinstance(response, Mapping):
+            if (status := status_in(line)) is not None:
+                return read_status(status, json.dumps({"error": error}).encode(), {})
             return Answer(error_type="bad_body", error="the endpoint ended the request without an answer")
         content, status = json.dumps(response.get("body")).encode(), response.get("status_code")
         if status == 200:
@@ -105,47 +88,27 @@ class BatchResults:
         return read_status(status if isinstance(status, int) else 500, content, {})
 
 
-def download(api: BatchApi, look: BatchStatus) -> tuple[BatchResults, bool]:
-    """The results of a batch, and whether each file came to its end. A file that is gone is an empty one.
-
-    Raises BatchError for what another try may mend.
-    """
-    whole = True
-
-    def lines() -> Iterator[bytes]:
-        nonlocal whole
-        for file in look.results:
-            try:
-                yield from api.lines(file)
-            except BatchError as error:
-                if error.answer.error_type not in ("bad_body", *HIDDEN):
-                    raise
-                whole = False
-
-    return BatchResults(lines()), whole
-
-
 @dataclass
 class BatchOutcome:
-    """What the answers of a batch mean, as `retrying.judge` says of those of calls.
+    """The judged results of a batch, by the rules for calls (`retrying.judge`).
 
-    `rows` to write, requests to ask `again`, what was `used`, whether a completion came, and what speaks of the run:
-    `refusal`, or errors that are `held` until all answers are known.
+    `rows` are the rows to write. `again` receives the requests of later batches. `completed` is True after the first
+    completion. `refusal` is an error that ends the run, and `held` are errors that may end it after the last result.
     """
 
     stage: Stage
     settings: CallSettings
     script: Script
     run: str
+    again: Callable[[Request], None]
     completed: bool = False
     rows: list[Completion] = field(default_factory=list)
-    again: list[Request] = field(default_factory=list)
     held: list[tuple[Request, Answer, str]] = field(default_factory=list)
     used: Usage = field(default_factory=Usage)
     refusal: str | None = None
 
     def accept(self, request: Request, answer: Answer) -> None:
-        """Takes the answer to a request."""
+        """Judge the result of a request."""
         limited = answer.error_type == "http_429"
         self.used += replace(answer.usage, calls=1, asked=not request.calls, tool_turns=request.turn_due)
         self.used += Usage(rate_limited=limited)
@@ -156,13 +119,13 @@ class BatchOutcome:
                 self.completed = True
                 results = [run_tool(call) for call in answer.tool_calls]
                 request.go_on(exchange(answer.text, answer.tool_calls, results), trace(answer.tool_calls, results))
-                self.again.append(request)
+                self.again(request)
                 return
             answer = failed(answer, "unparsable", "the model does not stop calling tools")
         self._judge(request, self.script.read(answer, request.variables))
 
     def miss(self, request: Request) -> None:
-        """Takes that a completed batch has no line for a request: an attempt, and no call."""
+        """Count an attempt, but no call, of a request without a line in a completed batch."""
         self._judge(request, Answer(error_type="bad_body", error="the batch has no result for the request"))
 
     def _judge(self, request: Request, answer: Answer) -> None:
@@ -180,12 +143,12 @@ class BatchOutcome:
         if verdict.act is RetryDecision.HOLD:
             self.held.append((request, answer, remedy_of(answer)))
         elif verdict.act is RetryDecision.RECORD:
-            self.record(request, answer)
+            self._record(request, answer)
         else:
-            self.again.append(request)
+            self.again(request)
 
     def _remedy_before_completion(self, answer: Answer) -> str | None:
-        """Return the remedy for an error that every request may get; after a completion it is about one row."""
+        """Return the remedy of an error that concerns all requests. After a completion, it concerns one row."""
         if answer.about_schema and self.stage.structured:
             return NO_SCHEMA
         if answer.about_tools and self.stage.tools:
@@ -193,7 +156,7 @@ class BatchOutcome:
         return remedy_of(answer) if is_rejection(answer) and next_limit(answer, None) is None else None
 
     def _begin_again(self, request: Request, answer: Answer) -> None:
-        """Forgets what followed the prompt. What could not be read is a row of its own, and the next line says so."""
+        """Reset a request to its prompt. An unreadable completion is a row, and the next request names the format."""
         self.used += Usage(retries_after_parse=1)
         unread = answer.error_type == "unparsable"
         if unread:
@@ -202,7 +165,7 @@ class BatchOutcome:
         request.begin_again(names_form=unread)
 
     def end(self) -> None:
-        """Once all answers are heard: what was held is the run's where no completion came, else its rows'."""
+        """Decide the held errors after the last result. Without a completion they end the run, else they are rows."""
         alike = len({answer.error for _, answer, _ in self.held}) == 1
         of_rows = all(is_rejection(answer) for _, answer, _ in self.held)
         if self.held and not self.completed and (alike or not of_rows):
@@ -210,26 +173,15 @@ class BatchOutcome:
             self.refusal = self.refusal or f"{answer.error}; {remedy}"
         for request, answer, _ in self.held:
             if self.refusal:
-                self.again.append(request)
+                self.again(request)
             else:
-                self.record(request, answer)
+                self._record(request, answer)
         self.held = []
 
-    def record(self, request: Request, answer: Answer) -> None:
-        """Ends a request."""
+    def _record(self, request: Request, answer: Answer) -> None:
         self._write(request, answer)
         self.used += Usage(done=1, failed=answer.error_type is not None)
 
     def _write(self, request: Request, answer: Answer) -> None:
         row = completion_of(request, answer, rated=self.stage.rated, run=self.run, endpoint=self.settings.label)
         self.rows.append(row)
-
-    def take_rows(self) -> list[Completion]:
-        """The rows so far, which are forgotten."""
-        rows, self.rows = self.rows, []
-        return rows
-
-    def take_again(self) -> list[Request]:
-        """The requests so far that are asked again, which are forgotten."""
-        again, self.again = self.again, []
-        return again

@@ -22,7 +22,7 @@ from typing import Any
 from ray.exceptions import RayError
 
 from untold.jobs.inference.backends.actor_pool import Actor, ActorPool, start_first_actor, start_ray, visit_nodes
-from untold.jobs.inference.backends.job import Job, JobOutcome, job_from_json
+from untold.jobs.inference.backends.job import Job, JobOutcome, job_from_json, progress
 from untold.udfs.llm.keys import Parameters, SchemaSupport
 from untold.udfs.llm.store_files import Completion, check_probe, completions_table, read_ids, write_file
 from untold.udfs.llm.units import RequestIds, list_units, read_request_ids, read_requests
@@ -244,7 +244,6 @@ class ActorDriver:
         if not force and monotonic() - self._told < 2 * LOOK_SECONDS:
             return
         self._told = monotonic()
-        known = {"stage": self._job.stage.name, "total": self.total, "usage": asdict(self.usage)}
         states = self.pool.states
         waits = {
             "in_flight": sum(state.in_flight for state in states),
@@ -253,7 +252,7 @@ class ActorDriver:
             "left_out": sorted({line for state in states for line in state.left_out}),
             "trouble": next((state.trouble for state in states if state.trouble), None),
         }
-        self._tell({"event": "progress", **known, **waits})
+        self._tell(progress(self._job.stage, self.total, self.usage) | waits)
 
 
 class Control:

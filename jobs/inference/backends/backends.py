@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 
-from untold.jobs.inference.backends.job import Job, JobOutcome
+from untold.jobs.inference.backends.job import Job, JobOutcome, progress
 from untold.jobs.inference.backends.node_checks import NodeCheckError, Probe, check_nodes, probing
 from untold.jobs.inference.backends.process import ActorProcessError, ProcessWhenNeeded
 from untold.jobs.inference.stage.bindings import order_of_prompt
@@ -74,6 +74,10 @@ class PendingRequests:
         """Return the stage of the call."""
         return self.call.stage
 
+    def show_usage(self, usage: Usage) -> None:
+        """Show the usage of this call so far."""
+        self.show(progress(self.stage, self.count, usage))
+
     def is_lost(self) -> bool:
         """Return True if another run took over the folder."""
         return self.lock is not None and self.lock.lost
@@ -126,6 +130,14 @@ def shown(engines: Engines, stage: Stage) -> Iterator[None]:
         engines.display.end()
 
 
+def explained(outcome: JobOutcome, settings: Settings, section: str = "llm") -> JobOutcome:
+    """Return the outcome, with a remedy if the endpoint of a section refused the run."""
+    if outcome.reason != "refused":
+        return outcome
+    each = settings.llm.each if section == "llm" else [getattr(settings, section)]
+    return replace(outcome, error=explain_refusal(str(outcome.error), each, section))
+
+
 @dataclass
 class ProcessBackend:
     """Carry out requests in the actor process next to the driver."""
@@ -169,15 +181,7 @@ class ProcessBackend:
             if not process.ready:
                 self.engines.display.status("starting Ray")
             outcome = process.answer(job, unanswered.show, unanswered.is_lost)
-        return self._explained(outcome, unanswered.stage)
-
-    def _explained(self, outcome: JobOutcome, stage: Stage) -> JobOutcome:
-        """Return the outcome, with a remedy if the endpoint refused the run."""
-        if outcome.reason != "refused":
-            return outcome
-        section = section_of(stage.api)
-        each = self.settings.llm.each if section == "llm" else [getattr(self.settings, section)]
-        return replace(outcome, error=explain_refusal(str(outcome.error), each, section))
+        return explained(outcome, self.settings, section_of(unanswered.stage.api))
 
 
 # Rows per task: half a minute to a few minutes of work, so that the last tasks end together
@@ -212,43 +216,43 @@ class TaskBackend:
         return JobOutcome(None if finished else "interrupted")
 
 
+@dataclass
 class _TaskRun:
     """One execution of a stage's requests in tasks."""
 
-    def __init__(self, engines: Engines, settings: Settings, unanswered: PendingRequests, requests: str) -> None:
-        self._engines, self._spark, self._run = engines, engines.spark, engines.run
-        self._unanswered, self._stage, self._folder = unanswered, unanswered.stage, unanswered.folder
-        self._requests = requests
-        self._flush = flush_seconds(settings, self._folder)
-        self._tag = f"untold-{uuid4().hex}"
-        self._error: BaseException | None = None
-        self._counted: dict[str, int] = {}
-        # Rows of an earlier call of the stage in this start
-        self._earlier = 0
-        # Rows and failures, after all tasks have ended
-        self._done: tuple[int, int] | None = None
+    engines: Engines
+    settings: Settings
+    unanswered: PendingRequests
+    requests: str
+    _tag: str = field(default_factory=lambda: f"untold-{uuid4().hex}")
+    _error: BaseException | None = None
+    _counted: dict[str, int] = field(default_factory=dict)
+    # Rows of an earlier call of the stage in this start
+    _earlier: int = 0
+    # Rows and failures, after all tasks have ended
+    _done: tuple[int, int] | None = None
 
     def answer(self) -> bool:
         """Run the tasks. Return True if they finished, False if they were canceled.
 
         Raises ActorProcessError with one line if a worker cannot use a model or the tasks fail.
         """
-        StoragePath(self._folder).make_folder()
+        StoragePath(self.unanswered.folder).make_folder()
         self._earlier = self._rows_written()
-        total, show = self._unanswered.count, self._unanswered.show
+        total = self.unanswered.count
         began = told = monotonic()
-        thread = InheritableThread(target=self._work, args=(total,), session=self._spark)
+        thread = InheritableThread(target=self._work, args=(total,), session=self.engines.spark)
         thread.start()
         cancelled = False
         while thread.is_alive():
             thread.join(LOOK_SECONDS)
-            if not cancelled and (self._engines.interrupts.requested or self._unanswered.is_lost()):
+            if not cancelled and (self.engines.interrupts.requested or self.unanswered.is_lost()):
                 cancelled = True
-                self._spark.interruptTag(self._tag)
+                self.engines.spark.interruptTag(self._tag)
             if monotonic() - told >= COUNT_SECONDS:
-                show(self._progress(total, began))
+                self._show(total, began)
                 told = monotonic()
-        show(self._progress(total, began))
+        self._show(total, began)
         if self._error is not None and not cancelled:
             raise ActorProcessError(self._explain(self._error)) from self._error
         return not cancelled
@@ -259,16 +263,16 @@ class _TaskRun:
         from untold.udfs.judge.stages import ANSWERS
 
         try:
-            self._spark.addTag(self._tag)
-            frame = read_parquet(self._spark, self._requests)
+            self.engines.spark.addTag(self._tag)
+            frame = read_parquet(self.engines.spark, self.requests)
             # Requests files are small. Without repartitioning, one task would read all of them.
-            tasks = max(-(-total // TASK_ROWS), min(task_slots(self._spark), total))
+            tasks = max(-(-total // TASK_ROWS), min(task_slots(self.engines.spark), total))
             answer = partial(
                 answer_in_task,
-                stage=self._stage,
-                folder=self._folder,
-                run=self._run,
-                flush=self._flush,
+                stage=self.unanswered.stage,
+                folder=self.unanswered.folder,
+                run=self.engines.run,
+                flush=flush_seconds(self.settings, self.unanswered.folder),
                 answering=ANSWERS,
             )
             counts = frame.repartition(tasks).mapInArrow(answer, spark_schema(COUNTS)).collect()
@@ -276,17 +280,16 @@ class _TaskRun:
         except BaseException as error:
             self._error = error
 
-    def _progress(self, total: int, began: float) -> dict[str, Any]:
-        """Return a progress event from the written files, like the actor process."""
+    def _show(self, total: int, began: float) -> None:
+        """Show the progress by the written files."""
         # A repeated task counts twice in the files, which is accurate enough before the end
         done, failed = self._done or (min(self._rows_written() - self._earlier, total), 0)
-        usage = Usage(done=done, failed=failed, seconds=monotonic() - began)
-        return {"stage": self._stage.name, "total": total, "usage": asdict(usage)}
+        self.unanswered.show_usage(Usage(done=done, failed=failed, seconds=monotonic() - began))
 
     def _rows_written(self) -> int:
         """Return the number of rows in the files of this run. Each footer is read once."""
-        prefix = f"{self._run}-{self._stage.name}-task-"
-        for entry in StoragePath(self._folder).entries():
+        prefix = f"{self.engines.run}-{self.unanswered.stage.name}-task-"
+        for entry in StoragePath(self.unanswered.folder).entries():
             name = entry.name
             if name.startswith(prefix) and name.endswith(".parquet") and name not in self._counted:
                 with entry.place.open() as file:
@@ -298,7 +301,7 @@ class _TaskRun:
         found = _ERROR.search(str(error))
         if found:
             return found[1].strip()
-        return f"{self._stage.name} failed within Spark's tasks ({explain(error) or root_cause(error)})"
+        return f"{self.unanswered.stage.name} failed within Spark's tasks ({explain(error) or root_cause(error)})"
 
 
 @dataclass

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from time import monotonic, sleep, time
@@ -18,36 +19,34 @@ from typing import IO, Any
 import pyarrow.parquet as pq
 
 from untold.jobs.inference.backends.batch_jobs import (
+    INFINITE,
     Batch,
     BatchJob,
-    BatchLimits,
     EndedError,
     Ledger,
+    Load,
     OutageTracker,
-    RequestSize,
+    Part,
+    Rest,
     Watch,
     fill,
     fingerprint,
     left_of,
-    parts,
+    remembered,
 )
-from untold.jobs.inference.backends.job import Job, JobOutcome
+from untold.jobs.inference.backends.job import Job, JobOutcome, progress
 from untold.jobs.settings.sections import BatchSettings
 from untold.udfs.llm.batch_api import HIDDEN, QUEUE_FULL, BatchApi, BatchError, BatchStatus, NotYetError, Sent
-from untold.udfs.llm.batch_results import BatchOutcome, BatchResults, download, remembered, resumed
+from untold.udfs.llm.batch_results import BatchOutcome, BatchResults
 from untold.udfs.llm.calls import Answer, Request
 from untold.udfs.llm.pacing import CompletionSizes
 from untold.udfs.llm.retrying import is_passing, remedy_of
-from untold.udfs.llm.script import Script, accept_of, script_of
+from untold.udfs.llm.script import accept_of, script_of
 from untold.udfs.llm.store_files import COMPLETIONS, completions_table
 from untold.udfs.llm.units import UNIT_ROWS
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.stages import definition_of
 from untold.udfs.storage import StoragePath
-
-Left = tuple[str, dict[str, Any], RequestSize]
-"""What is kept of a request until it is in another batch: id, what is known of it, what it takes."""
-
 
 LOOK_SECONDS = 0.2
 SLOWER = 1.5
@@ -58,49 +57,45 @@ LARGEST_QUEUE = 2**50
 NOT_DONE = ("http_429",)
 # The errors for removed files
 GONE = ("http_404", "http_410")
-INFINITE = float("inf")
 
 
-@dataclass(frozen=True)
 class Lines:
-    """The lines of the requests of a job, in the format of an endpoint."""
+    """The lines of the requests of a job in the format of an endpoint, and their sizes."""
 
-    spooled: BatchJob
-    job: Job
-    api: BatchApi
-    script: Script
-    sizes: CompletionSizes
+    def __init__(self, spooled: BatchJob, job: Job, api: BatchApi) -> None:
+        self._spooled, self._job, self._api = spooled, job, api
+        self.script = script_of(job.stage, accept_of(job.stage), definition_of(job.stage.name).form)
+        self.sizes = CompletionSizes(job.stage.max_tokens)
 
-    def bodies(self, batch: Batch) -> Iterator[tuple[Request, bytes | None]]:
-        """Yield the requests of a batch with their bodies, None after an error of the template."""
-        for row in self.spooled.rows(batch):
-            request = resumed(*row)
-            yield request, self.script.render(request)[0]
+    def rendered(self, parts: Iterable[Part]) -> Iterator[tuple[int, Request, bytes | None]]:
+        """Yield the rows, requests and bodies of parts. The body is None after an error of the template."""
+        for number, request in self._spooled.requests_of(parts):
+            yield number, request, self.script.render(request)[0]
 
-    def line(self, body: bytes | None) -> RequestSize:
-        """Return the size of a request in a batch, 0 for a request without a body."""
+    def load(self, body: bytes | None) -> Load:
+        """Return the size of a request, 0 for a request without a body."""
         if body is None:
-            return RequestSize(0, 0, 0, 0.0)
+            return Load()
         prompt = self.script.tokens_of(len(body))
-        most = prompt + self.sizes.expected
         # With an id of the length of request ids
-        size = len(self.api.line("0" * 32, self.job.stage.api, body))
-        return RequestSize(size, prompt, most, self.cost(1, prompt, most))
+        size = len(self._api.line("0" * 32, self._job.stage.api, body))
+        return self._priced(Load(1, size, prompt, prompt + self.sizes.expected))
 
-    def left(self, request: Request) -> Left:
-        """Return the record of a request for the next batch."""
-        return request.request_id, remembered(request), self.line(self.script.render(request)[0])
+    def load_of(self, batches: Iterable[Batch]) -> Load:
+        """Return the size of batches, without their bytes."""
+        loads = (Load(batch.requests, 0, batch.tokens, batch.most) for batch in batches)
+        return self._priced(sum(loads, Load()))
 
-    def cost(self, requests: int, tokens: int, most: int) -> float:
-        """Return the maximum cost of requests. `tokens` are the tokens of prompts, and `most` the tokens of all."""
-        return self.job.settings.prices.cost(tokens, most - tokens, requests) or 0.0
+    def _priced(self, load: Load) -> Load:
+        prices = self._job.settings.prices
+        return replace(load, cost=prices.cost(load.prompt, load.tokens - load.prompt, load.requests) or 0.0)
 
     def open(self, batch: Batch) -> IO[bytes]:
         """Return an open file with the lines of a batch."""
         file = tempfile.TemporaryFile()  # noqa: SIM115
-        for request, body in self.bodies(batch):
+        for _, request, body in self.rendered(batch.parts):
             if body is not None:
-                file.write(self.api.line(request.request_id, self.job.stage.api, body))
+                file.write(self._api.line(request.request_id, self._job.stage.api, body))
         file.seek(0)
         return file
 
@@ -127,17 +122,15 @@ class BatchSubmitter:
         watch: Watch,
         beside: Sequence[Batch] = (),
     ) -> None:
-        self._script = script_of(job.stage, accept_of(job.stage), definition_of(job.stage.name).form)
         self._spooled, self._job, self._api, self._how, self._watch = spooled, job, api, how, watch
-        self._ledger = spooled.ledger()
-        StoragePath(job.directory).make_folder()
-        self._rows = sum(spooled.units.values())
         self._beside = tuple(beside)
-        self._sizes = CompletionSizes(job.stage.max_tokens)
-        self._lines = Lines(spooled, job, api, self._script, self._sizes)
+        self._ledger = spooled.ledger()
+        self._lines = Lines(spooled, job, api)
+        self._rows = sum(spooled.units.values())
         self._key = fingerprint(os.environ.get(job.settings.api_key_env or "", ""), spooled.name)
         # The endpoint may have these batches, although the ledger has no id
         self._doubtful = {batch.name for batch in self._ledger.batches if batch.id is None}
+        # The batches of other keys, and those that this start has created
         self._foreign: set[str] = set()
         self._own: set[str] = set()
         self._done: dict[str, int] = {}
@@ -148,6 +141,7 @@ class BatchSubmitter:
         self._told: set[str] = set()
         self._wait = how.poll_seconds
         self._used = NOTHING_USED
+        StoragePath(job.directory).make_folder()
 
     @property
     def used(self) -> Usage:
@@ -161,59 +155,55 @@ class BatchSubmitter:
         outcome is None if no batch is left, and `batched` if batches are in progress.
         """
         try:
-            self._clear()
-            if submit:
-                self._recut()
-            else:
-                # First of all, because this job must never send the returned requests, even after a kill
-                self._note(replace(self._ledger, cut=self._rows))
-            while True:
-                while self._advance(submit=submit):
-                    if not self._full:
-                        self._wait = self._how.poll_seconds
-                    self._report()
-                self._report()
-                if not submit:
-                    self._note(replace(self._ledger, batches=tuple(self._kept)))
-                if not self._goes_on(submit=submit):
-                    # The other requests are in batches of other keys
-                    if self._ledger.batches:
-                        return JobOutcome("batched", usage=self.used)
-                    self._spooled.close()
-                    return JobOutcome(usage=self.used)
+            self._begin(submit=submit)
+            while self._work(submit=submit):
                 # Other jobs release their share of the limits when their batches are checked
-                if not poll or (self._beside_in_flight and not self._awaited):
+                if not poll or (_at_endpoint(self._beside) and not self._awaited):
                     return JobOutcome("batched", usage=self.used)
                 self._pause()
+            # The other requests are in batches of other keys
+            if self._ledger.batches:
+                return JobOutcome("batched", usage=self.used)
+            self._spooled.close()
+            return JobOutcome(usage=self.used)
         except EndedError as ended:
             if ended.reason == "interrupted" and self._awaited:
                 ids = ", ".join(str(batch.id) for batch in self._awaited)
                 self._watch.note(f"these batches continue, and the next start reads their completions: {ids}")
             return JobOutcome(ended.reason, ended.error, self.used)
 
-    @property
-    def _kept(self) -> list[Batch]:
-        """Return the batches that the endpoint has or may have."""
-        doubtful = self._doubtful | self._foreign
-        return [batch for batch in self._ledger.batches if batch.id is not None or batch.name in doubtful]
+    def _begin(self, *, submit: bool) -> None:
+        """Remove leftover files, and return batches to the pool that exceed the limits and that no endpoint has."""
+        self._clear()
+        if not submit:
+            # First of all, because this job must never send the returned requests, even after a kill
+            self._note(replace(self._ledger, pool=()))
+            return
+        for batch in self._ledger.batches:
+            if batch.id is None and batch.file is None:
+                loads = [self._lines.load(body) for *_, body in self._lines.rendered(batch.parts)]
+                if len(fill(loads, self._limits)) < len(loads):
+                    self._note(self._ledger.without(batch, batch.parts))
+
+    def _work(self, *, submit: bool) -> bool:
+        """Advance all batches as far as possible. Return True if work is left. Raises EndedError for a spent budget."""
+        while self._advance(submit=submit):
+            if not self._full:
+                self._wait = self._how.poll_seconds
+            self._report()
+        self._report()
+        if not submit:
+            maybe = self._doubtful | self._foreign
+            kept = (batch for batch in self._ledger.batches if batch.id is not None or batch.name in maybe)
+            self._note(replace(self._ledger, batches=tuple(kept), pool=()))
+        elif self._short and not self._awaited:
+            raise EndedError("budget")
+        return bool(self._ledger.pool) or any(one.name not in self._foreign for one in self._ledger.batches)
 
     @property
     def _awaited(self) -> list[Batch]:
         """The batches of this start that are in progress."""
         return [batch for batch in self._ledger.in_flight if batch.name not in self._foreign]
-
-    @property
-    def _beside_in_flight(self) -> bool:
-        return any(batch.id is not None for batch in self._beside)
-
-    def _goes_on(self, *, submit: bool) -> bool:
-        """Return True if batches are in progress. Raises EndedError if the budget allows no other step."""
-        left = [batch for batch in self._ledger.batches if batch.name not in self._foreign]
-        if self._awaited or not submit:
-            return bool(left)
-        if self._short:
-            raise EndedError("budget")
-        return bool(left) or self._ledger.cut < self._rows
 
     def _check_stopped(self) -> None:
         if reason := self._watch.stopped():
@@ -224,7 +214,7 @@ class BatchSubmitter:
         moved = self._short = False
         for batch in self._ledger.batches:
             self._check_stopped()
-            if batch.name in self._foreign or batch not in self._ledger.batches:
+            if batch.name in self._foreign:
                 continue
             may_submit = batch.id is None and submit and self._fits(batch)
             if batch.id is not None or may_submit or batch.name in self._doubtful:
@@ -242,14 +232,7 @@ class BatchSubmitter:
         if self._outage.is_held:
             return False
         try:
-            if batch.id is None:
-                moved = self._submit(batch, create=submit)
-            else:
-                look = self._api.look(batch.id)
-                self._done[batch.name] = look.done
-                if look.ended:
-                    self._read(batch, look)
-                moved = look.ended
+            moved = self._submit(batch, create=submit) if batch.id is None else self._poll(batch, batch.id)
         except BatchError as error:
             # After a poll. Missing files of results are not an error
             if batch.id is not None and error.answer.error_type in HIDDEN:
@@ -261,89 +244,101 @@ class BatchSubmitter:
             return False
         except NotYetError as reason:
             moved = False
-            self._tell(f"batch {batch.name} of {self._job.stage.name}: {reason}")
+            line = f"batch {batch.name} of {self._job.stage.name}: {reason}"
+            if line not in self._told:
+                self._told.add(line)
+                self._watch.note(line)
         self._outage.record_success()
         return moved
 
-    def _tell(self, line: str) -> None:
-        """Report a line once."""
-        if line not in self._told:
-            self._told.add(line)
-            self._watch.note(line)
+    def _poll(self, batch: Batch, batch_id: str) -> bool:
+        """Read the results of a batch if it has ended. Return True if it has."""
+        look = self._api.look(batch_id)
+        self._done[batch.name] = look.done
+        if look.ended:
+            self._read(batch, look)
+        return look.ended
 
     def _pass_over(self, batch: Batch) -> None:
         """Skip a batch of another key."""
         self._foreign.add(batch.name)
-        shown = batch.id or batch.name
-        self._watch.note(
-            f"batch {shown} is not visible with this key and is passed over: start with the key that made it"
-        )
+        hidden = f"batch {batch.label} is not visible with this key and is passed over"
+        self._watch.note(f"{hidden}: start with the key that made it")
+
+    @property
+    def _waits(self) -> bool:
+        """Return True if the endpoint has batches of this or of other jobs."""
+        return _at_endpoint((*self._ledger.batches, *self._beside))
 
     def _fits(self, batch: Batch) -> bool:
         """Return True if a batch is within the limits, with the batches in flight."""
         if self._full:
             return False
-        room = self._room([one for one in self._ledger.in_flight if one.name != batch.name])
-        line = RequestSize(1, batch.tokens, batch.most, self._lines.cost(batch.requests, batch.tokens, batch.most))
-        if batch.requests > room.requests or not fill([line], replace(room, requests=1)):
+        room = self._room(self._ledger.in_flight)
+        if not self._lines.load_of([batch]).is_affordable(room):
             self._short = True
             return False
-        return batch.tokens <= room.queue or not (self._ledger.in_flight or self._beside_in_flight)
+        return batch.tokens <= room.prompt or not self._waits
 
     def _cut(self) -> Batch | None:
-        """Cut and record a batch of the next rows. Return None if no row is left, or if the limits allow none now."""
-        ledger, queue = self._ledger, self._queue
-        if ledger.cut >= self._rows or self._full:
+        """Cut and record a batch of the pool. Return None if the pool is empty, or if the limits allow no batch now."""
+        ledger, room = self._ledger, self._room(self._ledger.batches)
+        if not ledger.pool or self._full or (self._waits and room.prompt < self._limits.prompt / 2):
             return None
-        room = self._room(ledger.batches, self._how.requests)
-        if (ledger.in_flight or self._beside_in_flight) and room.queue < queue / 2:
-            return None
-        rest = Batch("", ledger.cut, self._rows, 0, 0, 0)
-        lines = fill((self._lines.line(body) for _, body in self._lines.bodies(rest)), room)
-        if not lines:
+        places: list[tuple[int, int]] = []
+
+        def loads() -> Iterator[Load]:
+            for index, part in enumerate(ledger.pool):
+                for number, _, body in self._lines.rendered([part]):
+                    places.append((index, number))
+                    yield self._lines.load(body)
+
+        taken = fill(loads(), replace(room, requests=min(room.requests, self._how.requests)))
+        if not taken:
             self._short = True
             return None
-        end = ledger.cut + len(lines)
-        batch = self._batch_of(f"{ledger.made + 1:06d}", ledger.cut, end, lines)
-        self._note(replace(ledger.with_batch(batch), cut=end, made=ledger.made + 1))
+        parts, pool = ledger.pool, ledger.pool[:0]
+        if len(places) > len(taken):
+            # The first request of the rest
+            index, number = places[len(taken)]
+            cut = ledger.pool[index]
+            parts = (*ledger.pool[:index], replace(cut, end=number))
+            pool = (replace(cut, first=number), *ledger.pool[index + 1 :])
+        total, name = sum(taken, Load()), f"{ledger.made + 1:06d}"
+        batch = Batch(name, parts, int(total.requests), int(total.prompt), int(total.tokens), self._key)
+        self._note(replace(ledger.with_batch(batch), pool=pool, made=ledger.made + 1))
         return batch
 
-    def _batch_of(self, name: str, first: int, end: int, lines: list[RequestSize], *, part: bool = False) -> Batch:
-        sent = sum(line.bytes > 0 for line in lines)
-        tokens, most = sum(line.prompt for line in lines), sum(line.most for line in lines)
-        return Batch(name, first, end, sent, tokens, most, part, self._key)
-
     @property
-    def _queue(self) -> float:
-        """The maximum number of waiting tokens at the endpoint."""
-        return min(self._how.queue or INFINITE, self._ledger.queue or INFINITE)
+    def _limits(self) -> Load:
+        """The limits of a batch at an endpoint without other batches, without the budget."""
+        queue = min(self._how.queue or INFINITE, self._ledger.queue or INFINITE)
+        return Load(self._how.requests, min(self._how.bytes, self._api.most_bytes), queue, INFINITE, INFINITE)
 
-    def _room(self, own: Sequence[Batch], most_requests: float = INFINITE) -> BatchLimits:
-        """Return the rest of the limits for a batch, after the batches of this and of other jobs."""
+    def _room(self, own: Sequence[Batch]) -> Load:
+        """Return the rest of the budget and of the queue, after the batches of this and of other jobs."""
         reserved = (*own, *self._beside)
-        budget, spent = self._job.settings.budget, self._job.call.spent + self.used
-        calls, most = sum(batch.requests for batch in reserved), sum(batch.most for batch in reserved)
-        cost = sum(self._lines.cost(batch.requests, batch.tokens, batch.most) for batch in reserved)
-        waiting = sum(batch.tokens for batch in reserved if batch.id is not None)
-        return BatchLimits(
-            requests=min(most_requests, left_of(budget.max_calls, spent.calls + calls)),
-            bytes=min(self._how.bytes, self._api.most_bytes),
-            queue=self._queue - waiting,
-            tokens=left_of(budget.max_tokens, spent.tokens + most),
-            cost=left_of(budget.max_cost, (spent.cost or 0.0) + cost),
+        budget, spent, load = self._job.settings.budget, self._job.call.spent + self.used, self._lines.load_of(reserved)
+        return replace(
+            self._limits,
+            requests=left_of(budget.max_calls, spent.calls + load.requests),
+            prompt=self._limits.prompt - sum(batch.tokens for batch in reserved if batch.id is not None),
+            tokens=left_of(budget.max_tokens, spent.tokens + load.tokens),
+            cost=left_of(budget.max_cost, (spent.cost or 0.0) + load.cost),
         )
 
     def _submit(self, batch: Batch, *, create: bool) -> bool:
         """Upload and create a batch, without steps that are done. Return True if the endpoint has it now."""
+        look = None
         # The ledger has the file before the batch is created
-        doubtful = batch.name in self._doubtful and batch.file is not None
-        look = self._api.find_batch(self._sent(batch)) if doubtful else None
-        if look is None and doubtful and batch.key != self._key:
-            self._pass_over(batch)
-            return False
-        if look is None and doubtful and time() - batch.asked < self._how.settle_seconds:
+        if batch.name in self._doubtful and batch.file is not None:
+            look = self._api.find_batch(self._sent(batch))
+            if look is None and batch.key != self._key:
+                self._pass_over(batch)
+                return False
             # The list can lack a new batch
-            return False
+            if look is None and time() - batch.asked < self._how.settle_seconds:
+                return False
         if look is None and not create:
             self._doubtful.discard(batch.name)
             return False
@@ -394,27 +389,30 @@ class BatchSubmitter:
 
     def _read(self, batch: Batch, look: BatchStatus) -> None:
         """Read the results of a batch: rows for the store, and requests for later batches."""
-        stage, settings, run = self._job.stage, self._job.settings, self._job.run
-        judged = BatchOutcome(stage, settings, self._script, run, self._completed)
-        left: list[Left] = []
+        job = self._job
+        left: dict[str, dict[str, Any]] = {}
+
+        def again(request: Request) -> None:
+            left[request.request_id] = remembered(request)
+
+        judged = BatchOutcome(job.stage, job.settings, self._lines.script, job.run, again, self._completed)
 
         def write(file: IO[bytes]) -> None:
             with pq.ParquetWriter(file, COMPLETIONS, compression="zstd", write_page_checksum=True) as writer:
-                for number, (request, body) in enumerate(self._lines.bodies(batch), start=1):
-                    self._take(request, body, look, results, judged)
-                    if number % UNIT_ROWS == 0:
-                        writer.write_table(completions_table(judged.take_rows()))
-                        left.extend(map(self._lines.left, judged.take_again()))
+                for _, request, body in self._lines.rendered(batch.parts):
+                    self._judge(request, body, look, results, judged)
+                    if len(judged.rows) >= UNIT_ROWS:
+                        writer.write_table(completions_table(judged.rows))
+                        judged.rows = []
                 judged.end()
-                writer.write_table(completions_table(judged.take_rows()))
-                left.extend(map(self._lines.left, judged.take_again()))
+                writer.write_table(completions_table(judged.rows))
 
-        with self._download(batch, look) as results:
-            StoragePath(f"{self._job.directory}/{run}-{batch.name}.parquet").write_whole(write)
+        with closing(self._download(batch, look)) as results:
+            StoragePath(f"{job.directory}/{job.run}-{batch.name}.parquet").write_whole(write)
         self._completed |= judged.completed
         self._pace(batch, look)
         # The files at the endpoint are removed after this record
-        files = () if self._job.settings.keep_files else (batch.file, *look.results)
+        files = () if job.settings.keep_files else (batch.file, *look.results)
         self._replace(batch, left, judged.used, tuple(filter(None, files)))
         self._clear()
         if look.id:
@@ -431,36 +429,33 @@ class BatchSubmitter:
     def _download(self, batch: Batch, look: BatchStatus) -> BatchResults:
         """Return the results of a batch. Download them again if there are fewer than the endpoint has counted."""
         least = look.done or (batch.requests if look.status == "completed" else 0)
+        results = BatchResults(self._api, look)
         for _ in range(DOWNLOADS - 1):
-            results, whole = download(self._api, look)
-            if whole and results.count >= least:
+            if results.whole and len(results) >= least:
                 return results
             results.close()
             self._pause(longer=False)
             self._check_stopped()
-        results, whole = download(self._api, look)
-        if not whole or results.count < least:
+            results = BatchResults(self._api, look)
+        if not results.whole or len(results) < least:
             self._watch.note(f"batch {look.id} has incomplete results. The missing requests are sent again")
         return results
 
-    def _take(
+    def _judge(
         self, request: Request, body: bytes | None, look: BatchStatus, results: BatchResults, judged: BatchOutcome
     ) -> None:
         """Judge the result of one request."""
         if body is None:
-            failure = self._script.render(request)[1]
+            failure = self._lines.script.render(request)[1]
             judged.accept(request, failure or Answer(error_type="template"))
-            return
-        if look.status == "completed" and request.request_id not in results:
+        elif look.status == "completed" and request.request_id not in results:
             judged.miss(request)
-            return
-        answer = results.answer(request, self._script, len(body))
-        if answer is None:
-            judged.again.append(request)
-            return
-        if answer.text is not None:
-            self._sizes.remember(answer.usage.completion_tokens)
-        judged.accept(request, answer)
+        elif (answer := results.answer(request, self._lines.script, len(body))) is None:
+            judged.again(request)
+        else:
+            if answer.text is not None:
+                self._lines.sizes.remember(answer.usage.completion_tokens)
+            judged.accept(request, answer)
 
     def _pace(self, batch: Batch, look: BatchStatus) -> None:
         """Update the queue of the endpoint after a poll. A full queue is halved, and grows with completed batches."""
@@ -473,18 +468,6 @@ class BatchSubmitter:
             queue = min(2 * queue, self._how.queue or LARGEST_QUEUE)
         self._ledger = replace(self._ledger, queue=queue)
 
-    @property
-    def _limits(self) -> BatchLimits:
-        return BatchLimits(self._how.requests, min(self._how.bytes, self._api.most_bytes), self._queue)
-
-    def _recut(self) -> None:
-        """Cut batches again that no endpoint has, if the limits are lower now."""
-        for batch in self._ledger.batches:
-            if batch.id is None and batch.file is None:
-                left = [self._lines.left(request) for request, _ in self._lines.bodies(batch)]
-                if len(parts([line for *_, line in left], self._limits)) > 1:
-                    self._replace(batch, left)
-
     def _clear(self) -> None:
         """Remove the files of finished batches."""
         for file in self._ledger.leftovers:
@@ -496,28 +479,17 @@ class BatchSubmitter:
         # The next record writes this. A second removal of a file does no harm
         self._ledger = replace(self._ledger, leftovers=())
 
-    def _replace(self, batch: Batch, left: list[Left], used: Usage = NOTHING_USED, files: tuple[str, ...] = ()) -> None:
-        """Replace a batch with batches of its remaining requests, in one write with its usage and its files.
-
-        Remaining requests of other batches that were not sent are cut again, because the queue may have grown.
-        """
-        ledger = self._ledger
-        waiting = [one for one in ledger.batches if one.part and one.file is None and one.name not in self._doubtful]
-        gone = [batch, *(one for one in waiting if one.name != batch.name)]
-        left = left + [self._lines.left(request) for one in gone[1:] for request, _ in self._lines.bodies(one)]
-        first, end = min(one.first for one in gone), max(one.end for one in gone)
-        new, made = [], ledger.made
-        for places in parts([line for *_, line in left], self._limits):
-            made += 1
-            own = left[places.start : places.stop]
-            self._spooled.write_rest(f"{made:06d}", {request_id: known for request_id, known, _ in own})
-            new.append(self._batch_of(f"{made:06d}", first, end, [line for *_, line in own], part=True))
-        names = {one.name for one in gone}
-        kept = [one for one in ledger.batches if one.name not in names]
+    def _replace(self, batch: Batch, left: Rest, used: Usage, files: tuple[str, ...]) -> None:
+        """Return the remaining requests of a batch to the pool, in one write with its usage and its files."""
+        pool: tuple[Part, ...] = ()
+        if left:
+            rest = f"{batch.name}-left"
+            self._spooled.write_rest(rest, left)
+            pool = (Part(min(part.first for part in batch.parts), max(part.end for part in batch.parts), rest),)
+        ledger = self._ledger.without(batch, pool)
+        self._note(replace(ledger, used=ledger.used + used, leftovers=(*ledger.leftovers, *files)))
         self._done.pop(batch.name, None)
         self._used += used
-        leftovers = (*ledger.leftovers, *files)
-        self._note(replace(ledger, batches=(*kept, *new), made=made, used=ledger.used + used, leftovers=leftovers))
 
     def _note(self, ledger: Ledger) -> None:
         """Write the ledger, so that it survives a kill of this process."""
@@ -528,8 +500,7 @@ class BatchSubmitter:
         """Report the progress of the job."""
         in_flight = sum(batch.requests for batch in self._ledger.in_flight)
         done = sum(self._done.get(batch.name, 0) for batch in self._ledger.in_flight)
-        usage = asdict(self.used)
-        event = {"event": "progress", "stage": self._job.stage.name, "total": self._rows, "usage": usage}
+        event = progress(self._job.stage, self._rows, self.used)
         self._watch.show(event | {"in_flight": max(0, in_flight - done)})
 
     def _pause(self, *, longer: bool = True) -> None:
@@ -540,3 +511,7 @@ class BatchSubmitter:
         while (left := until - monotonic()) > 0 and not self._watch.stopped():
             sleep(min(left, LOOK_SECONDS))
         self._full &= not longer
+
+
+def _at_endpoint(batches: Iterable[Batch]) -> bool:
+    return any(batch.id is not None for batch in batches)

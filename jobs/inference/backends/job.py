@@ -63,6 +63,11 @@ class JobOutcome:
     parameters: Parameters | None = None
 
 
+def progress(stage: Stage, total: int, usage: Usage) -> dict[str, Any]:
+    """Return the event of progress: the stage, the number of its requests, and the usage so far."""
+    return {"event": "progress", "stage": stage.name, "total": total, "usage": asdict(usage)}
+
+
 def note_left_out(event: Mapping[str, Any], told: set[str], note: Callable[[str], None]) -> None:
     """Note once per endpoint that it refuses the run while others respond."""
     for line in set(event.get("left_out", ())) - told:
@@ -139,6 +144,10 @@ class SpooledJob:
     def completions(self) -> str:
         """Return the folder of the completions."""
         return str(self.place / COMPLETIONS)
+
+    def pending(self) -> str:
+        """Return the path of Parquet files with the ids of the requests that wait in the job."""
+        return self.requests
 
     @property
     def is_open(self) -> bool:

@@ -210,47 +210,39 @@ def _take_begun(ray: RaySettings, interrupts: Interrupts) -> ActorProcess | None
 
 
 class ProcessWhenNeeded:
-    """The actor process of one start of a run, which is started when it is needed or in advance."""
+    """The actor process of one start of a run, which is started when it is needed or in advance.
 
-    def __init__(self, ray: RaySettings, interrupts: Interrupts) -> None:
-        self._ray, self.interrupts = ray, interrupts
+    Several starts can use a `kept` process, until `end` is called. The next start replaces a failed process.
+    """
+
+    def __init__(self, ray: RaySettings, interrupts: Interrupts, *, kept: bool = False) -> None:
+        self._ray, self.interrupts, self._kept = ray, interrupts, kept
         self._process: ActorProcess | None = None
 
     def open(self) -> ActorProcess:
-        """Return the process, always the same."""
+        """Return the process. It is always the same, and it is started if there is none."""
         if self._process is None:
             self._process = _take_begun(self._ray, self.interrupts) or ActorProcess(self._ray, self.interrupts)
         return self._process
 
-    def leave(self) -> None:
-        """Close the input of the process, if there is one."""
-        if self._process is not None:
-            self._process.leave()
-
-    def close(self) -> None:
-        """End the process, if there is one, and wait for the end."""
-        if self._process is not None:
-            self._process.close()
-
-
-class KeptProcess(ProcessWhenNeeded):
-    """An actor process for several starts. `end` ends it. The next start replaces a failed process."""
-
     def serve(self, interrupts: Interrupts) -> None:
-        """Serve the next start with its interrupts."""
+        """Use the interrupts of the next start."""
         self.interrupts = interrupts
         if self._process is not None:
             self._process.interrupts = interrupts
 
     def leave(self) -> None:
-        """Keep the process for the next start."""
+        """Close the input of the process, if there is one. The input of a kept process stays open."""
+        if self._process is not None and not self._kept:
+            self._process.leave()
 
     def close(self) -> None:
-        """End a process that no other start can use."""
-        if self._process is not None and not self._process.usable:
+        """End the process, if there is one that no other start can use."""
+        if self._process is not None and not (self._kept and self._process.usable):
             self.end()
 
     def end(self) -> None:
         """End the process, if there is one, and wait for the end."""
-        super().close()
+        if self._process is not None:
+            self._process.close()
         self._process = None

@@ -5,16 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from untold.jobs.inference.backends.backends import PendingRequests, shown
-from untold.jobs.inference.backends.batch_jobs import Batch, BatchJob, Watch, batch_jobs, batch_spool
-from untold.jobs.inference.backends.job import Job, JobOutcome, Spool, SpooledJob
+from untold.jobs.inference.backends.backends import PendingRequests, explained, shown
+from untold.jobs.inference.backends.batch_jobs import Batch, BatchJob, Watch, batch_spool
+from untold.jobs.inference.backends.job import JobOutcome, Spool, SpooledJob
 from untold.jobs.inference.backends.process import ActorProcessError
-from untold.jobs.inference.stage.call_settings import RunEndpoint, call_settings, explain_refusal
+from untold.jobs.inference.stage.call_settings import RunEndpoint, call_settings
 from untold.jobs.inference.stage.engines import Engines
 from untold.jobs.inference.store.store import StageStore
 from untold.jobs.run.error_messages import explain, root_cause
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from untold.jobs.inference.backends.batch_submission import BatchSubmitter
 
 
-# Of what tells the jobs of one stage and start apart: there are a few of them
+# A stage has few jobs per start, so this many characters distinguish them
 JOB_CHARACTERS = 8
 
 
 @dataclass
 class SpoolBackend:
-    """Leaves requests in the spool of a store. `runs`: earlier starts that this one goes on with."""
+    """Write requests to the spool of a store. `runs` are the earlier starts that this one continues."""
 
     engines: Engines
     settings: Settings
@@ -50,55 +50,53 @@ class SpoolBackend:
 
     @property
     def spool(self) -> Spool:
-        """The folder of `llm.spool`, else one in the store."""
+        """Return the spool of `llm.spool`, by default a folder in the store."""
         path = self.settings.llm.spool
         return Spool(StoragePath(path).spark if path else f"{self.store}/spool")
 
     @property
     def is_used(self) -> bool:
-        """Whether this start leaves requests in the spool."""
+        """Return True if this start writes requests to the spool."""
         return self.settings.llm.uses_spool
 
+    def jobs(self, stage: Stage) -> Sequence[SpooledJob]:
+        """Return the jobs of a stage, sorted by name."""
+        return self.spool.jobs(self.spool.prefix(stage, self.store))
+
     def prepare(self, stage: Stage) -> None:
-        """There is nothing to start."""
+        """Do nothing, because this start sends no request."""
 
     def answer(self, unanswered: PendingRequests) -> JobOutcome:
-        """Adds a job of the requests that no other job of the stage has."""
+        """Write a job of the requests that no other job of the stage has. The usage of this start is not its budget."""
+        # Each worker has its own budget
+        self._leave(replace(unanswered, call=replace(unanswered.call, spent=NOTHING_USED)))
+        return JobOutcome("spooled", self.spool.path)
+
+    def _leave(self, unanswered: PendingRequests) -> None:
         spool, stage, spark = self.spool, unanswered.stage, unanswered.rows.sparkSession
-        prefix = spool.prefix(stage, self.store)
-        if pending := self._pending(prefix):
+        if pending := [job.pending() for job in self.jobs(stage) if job.is_open]:
             known = read_parquet(spark, *pending).select("request_id")
             unanswered = replace(unanswered, rows=unanswered.rows.join(known, on="request_id", how="left_anti"))
-        job = spool.job(f"{prefix}{uuid4().hex[:JOB_CHARACTERS]}-{self.engines.run}")
+        name = f"{spool.prefix(stage, self.store)}{uuid4().hex[:JOB_CHARACTERS]}-{self.engines.run}"
+        job = spool.job(name)
         unanswered.write(self.settings, job.requests)
         if job.count_requests():
             base_url = self.endpoint.base_url(stage.api)
             places = {"requests": job.requests, "directory": job.completions, "run": self.engines.run}
-            job.publish(self._budgeted(unanswered.job(self.settings, base_url, **places)))
+            job.publish(unanswered.job(self.settings, base_url, **places))
         else:
             job.place.remove()
-        return JobOutcome("spooled", spool.path)
-
-    def _pending(self, prefix: str) -> list[str]:
-        """Folders or files with the ids of the requests that other jobs have."""
-        return [job.requests for job in self.spool.jobs(prefix) if job.is_open]
-
-    def _budgeted(self, job: Job) -> Job:
-        """Return the job without the usage of this start: each worker of a spool has a budget of its own."""
-        return replace(job, call=replace(job.call, spent=NOTHING_USED))
 
     def collect(self, stage: Stage, store: StageStore) -> Usage:
-        """Takes what workers have answered of a stage into the store, and gives what that took.
+        """Copy the completions of workers into the store, and return their usage.
 
-        Jobs that a worker is at are left to it. A start that answers by itself takes its own jobs back first, so that
-        nothing is asked twice. Raises LockedError where a worker is at one of these.
+        Jobs in use by a worker are skipped. A start without a spool removes its own jobs first, so that no request is
+        sent twice. Raises LockedError if a worker uses one of them.
         """
-        jobs = self.spool.jobs(self.spool.prefix(stage, self.store))
         used = NOTHING_USED
-        if jobs:
+        if jobs := self.jobs(stage):
             with store.locked():
-                for job in jobs:
-                    used += self._collect(job, store.folder)
+                used = sum((self._collect(job, store.folder) for job in jobs), used)
                 store.compact()
         return used
 
@@ -113,53 +111,55 @@ class SpoolBackend:
             return NOTHING_USED
 
     def _take(self, job: SpooledJob, folder: str, *, wait: bool = False, take_back: bool = False) -> Usage:
-        """Takes the answers of a job that no worker is at. Raises LockedError."""
+        """Copy the completions of a job, and remove a finished job. Raises LockedError."""
         with job.locked(self.engines.run, wait=wait, notify=self.engines.display.note):
             used = job.collect(folder)
             if take_back or not job.is_open:
                 job.place.remove()
             return used
 
+    def _take_all(self, jobs: Sequence[SpooledJob], folder: str) -> Usage:
+        return sum((self._take(job, folder) for job in jobs), NOTHING_USED)
+
 
 LOOK_SECONDS = 1.0
 START_SECONDS = 60.0
-# What a worker that is stopped needs for its last requests, its last write and the end of its actors
+# A stopped worker needs this time for its last requests, its last write and the end of its actors
 STOP_SECONDS = 30
 REASONS = {EXIT_CODES[reason]: reason for reason in ("budget", "outage", "interrupted")}
 
 
 @dataclass
 class RayJobBackend(SpoolBackend):
-    """Has the requests of a spool answered by `untold answer` on the cluster of `ray.address`, where it waits for that.
+    """Run `untold answer` for the spool on the cluster of `ray.address`, and wait for its end.
 
-    The job knows the name of the key's variable alone. Ray shows and logs what a runtime_env holds, so that no key is
-    sent: the nodes have it.
+    Ray shows and logs a runtime_env, so the job has only the name of the key's variable. The nodes have the key.
     """
 
     def prepare(self, stage: Any) -> None:
-        """Raises UserError where Ray's client of jobs is not installed."""
+        """Raise UserError if Ray's client of jobs is not installed."""
         require("llm.backend=ray-job", "cluster", "requests", "aiohttp")
 
     def answer(self, unanswered: PendingRequests) -> JobOutcome:
-        """Leaves the requests in the spool, has them answered, and takes the answers. Raises ActorProcessError."""
-        super().answer(unanswered)
-        spool = self.spool.path
-        jobs = self.spool.jobs(self.spool.prefix(unanswered.stage, self.store))
-        # Another start may have taken the answers of the last open job meanwhile
+        """Write the requests, run the worker, and copy the completions. Raises ActorProcessError."""
+        # The jobs of this start share one budget
+        self._leave(unanswered)
+        jobs = self.jobs(unanswered.stage)
+        # Another start may have collected the last open job
         if not any(job.is_open for job in jobs):
             return JobOutcome()
-        command = f"python -m untold answer {shlex.quote(spool)} --ray-address auto"
+        command = f"python -m untold answer {shlex.quote(self.spool.path)} --ray-address auto"
         with shown(self.engines, unanswered.stage), self._submitted(command) as (client, name):
             info, stopped = client.get_job_info(name), False
             while not info.status.is_terminal():
                 if not stopped and (self.engines.interrupts.requested or unanswered.is_lost()):
-                    # Once: a worker takes a second signal for the wish to end without writing
+                    # Once, because a worker does not write after a second signal
                     stopped = client.stop_job(name)
-                unanswered.show(self._event(unanswered, sum((job.noted_usage() for job in jobs), NOTHING_USED)))
+                unanswered.show_usage(sum((job.noted_usage() for job in jobs), NOTHING_USED))
                 sleep(LOOK_SECONDS)
                 info = client.get_job_info(name)
-            used = sum((self._take(job, unanswered.folder) for job in jobs), NOTHING_USED)
-            unanswered.show(self._event(unanswered, used))
+            used = self._take_all(jobs, unanswered.folder)
+            unanswered.show_usage(used)
             if info.driver_exit_code == 0:
                 return JobOutcome(usage=used)
             reason = "interrupted" if stopped else REASONS.get(info.driver_exit_code)
@@ -168,19 +168,9 @@ class RayJobBackend(SpoolBackend):
                 raise ActorProcessError(redact(f"the Ray job {name} failed: {said[-1].removeprefix('untold: ')}"))
             return JobOutcome(reason, usage=used)
 
-    def _budgeted(self, job: Job) -> Job:
-        """Return the job as it is: the jobs of this start share one budget."""
-        return job
-
-    def _event(self, unanswered: PendingRequests, usage: Usage) -> dict[str, Any]:
-        """What is shown of the job, as the answering process tells it."""
-        waits = {"paused": 0.0, "unwritten": 0, "trouble": None}
-        known = {"stage": unanswered.stage.name, "total": unanswered.count, "usage": asdict(usage)}
-        return {"event": "progress", **known, **waits}
-
     @contextmanager
     def _submitted(self, command: str) -> Iterator[tuple[Any, str]]:
-        """A submitted job: Ray's client and its name. Whatever ends the context ends the job."""
+        """Submit a job. Yields Ray's client and the name of the job, which ends with the context."""
         from ray.job_submission import JobSubmissionClient
 
         ray = self.settings.ray
@@ -206,7 +196,7 @@ class RayJobBackend(SpoolBackend):
 
 
 def _submit(client: Any, entrypoint: str, runtime_env: dict[str, Any]) -> str:
-    """Submits a job and gives its name; waits for a head that has just started. Raises RuntimeError."""
+    """Submit a job and return its name. Waits for a head that has just started. Raises RuntimeError."""
     until = monotonic() + START_SECONDS
     while True:
         try:
@@ -217,12 +207,12 @@ def _submit(client: Any, entrypoint: str, runtime_env: dict[str, Any]) -> str:
             sleep(LOOK_SECONDS)
 
 
-# How an answering ends, from what only waits
+# The reasons of outcomes that do not end the run, the better one first
 ENDS = (None, "batched")
 
 
 class WaitingError(ActorProcessError):
-    """Batches of an earlier start keep a stage from being asked. `outcome` says why."""
+    """Batches of an earlier start keep a stage from sending requests. `outcome` has the reason."""
 
     def __init__(self, outcome: JobOutcome) -> None:
         super().__init__(outcome.error or "")
@@ -231,27 +221,31 @@ class WaitingError(ActorProcessError):
 
 @dataclass
 class BatchBackend(SpoolBackend):
-    """Has requests answered by batches of the endpoint. `rounds`: how many stages of the run wait for each other."""
+    """Send requests in batches of the endpoint. `rounds` is the number of stages that wait for each other."""
 
     rounds: int = 0
     _told: bool = field(default=False, init=False)
 
     @property
     def spool(self) -> Spool:
-        """The batches of the store."""
+        """Return the spool with the batches of the store."""
         return batch_spool(self.store)
 
     @property
     def is_used(self) -> bool:
-        """A start that goes on takes none of its jobs back: the endpoint is at them."""
+        """Return True, because the jobs of an earlier start stay: the endpoint has their batches."""
         return True
 
+    def jobs(self, stage: Stage) -> list[BatchJob]:
+        """Return the jobs of a stage, sorted by name."""
+        return [BatchJob(job.place) for job in super().jobs(stage)]
+
     def delivers(self, stage: str) -> bool:
-        """Whether requests of a stage are asked in batches."""
+        """Return True if the requests of a stage are sent in batches."""
         return backend_for(self.settings, stage) == "batch"
 
     def prepare(self, stage: Stage) -> None:
-        """Says once how long it may take."""
+        """Print the longest time of the run once."""
         if not self._told:
             self._told = True
             rounds = amount(self.rounds, "round of batches", "rounds of batches")
@@ -260,28 +254,25 @@ class BatchBackend(SpoolBackend):
             self.engines.display.note(f"llm.backend=batch: at most {rounds}, one a stage, each within 24 hours{known}")
 
     def answer(self, unanswered: PendingRequests) -> JobOutcome:
-        """By the jobs of the stage: first all of them are submitted, then each is waited for."""
+        """Write a job, carry out all jobs of the stage, and copy their completions."""
         super().answer(unanswered)
-        stage, lock = unanswered.stage, unanswered.lock
-        jobs = self._open_jobs(stage)
+        jobs = [job for job in self.jobs(unanswered.stage) if job.is_open]
 
         def stopped() -> str | None:
             return "interrupted" if self.engines.interrupts.requested or unanswered.is_lost() else None
 
-        with shown(self.engines, stage):
+        with shown(self.engines, unanswered.stage):
             worst = self._deliver(jobs, stopped, unanswered.show, unanswered.call.spent)
-            if lock is not None:
-                lock.check()
-            used = sum((self._take(job, unanswered.folder) for job in jobs), NOTHING_USED)
-            priced = call_settings(self.settings, stage, "").priced(used)
-            progress = {"stage": stage.name, "total": unanswered.count, "usage": asdict(priced)}
-            unanswered.show({"event": "progress", **progress})
-        return self._explained(worst)
+            if unanswered.lock is not None:
+                unanswered.lock.check()
+            used = self._take_all(jobs, unanswered.folder)
+            unanswered.show_usage(call_settings(self.settings, unanswered.stage, "").priced(used))
+        return explained(worst, self.settings)
 
     def _deliver(
         self, jobs: Sequence[BatchJob], stopped: Callable[[], str | None], show: Callable[..., None], spent: Usage
     ) -> JobOutcome:
-        """Looks at all jobs once, then waits for each, until no more comes of any; the outcome is that of the worst."""
+        """Submit the batches of all jobs, then wait for each job. Returns the outcome of the worst job."""
         poll = False
         while True:
             before, outcomes = [(job.is_open, job.ledger()) for job in jobs], [JobOutcome()]
@@ -291,34 +282,28 @@ class BatchBackend(SpoolBackend):
                     with self._delivery(job, stopped, show, spent, sum(others, ())) as delivery:
                         outcomes.append(delivery.run(poll=poll))
                     spent += outcomes[-1].usage
-            # What ends the run before what only waits
             worst = max(outcomes, key=lambda one: ENDS.index(one.reason) if one.reason in ENDS else len(ENDS))
-            # A job gives way to the batches of another, and goes on once these are read
+            # A job waits for room that the batches of another job take, and continues after these are read
             went_on = not poll or before != [(job.is_open, job.ledger()) for job in jobs]
             if worst.reason != "batched" or not self.engines.poll or not went_on:
                 return worst
             poll = True
 
-    def _explained(self, outcome: JobOutcome) -> JobOutcome:
-        """The outcome, with what to do where the endpoint refused the run."""
-        if outcome.reason != "refused":
-            return outcome
-        return replace(outcome, error=explain_refusal(str(outcome.error), [self.settings.llm]))
-
     def collect(self, stage: Stage, store: StageStore) -> Usage:
-        """As of a spool, once what the endpoint has by now is there. What it does not have is asked anew.
+        """Read the batches that have ended, and copy the completions. Other requests of their jobs are pending again.
 
-        A stage that is asked by calls first waits for its batches. Raises WaitingError where that cannot be had, or
-        where the start waits for none.
+        A stage of another backend first waits for its batches. Raises WaitingError if this fails, or if the start does
+        not wait.
         """
-        for job in self._open_jobs(stage):
-            self._look_at(job, alone=not self.delivers(stage.name))
+        for job in self.jobs(stage):
+            if job.is_open:
+                self._look_at(job, alone=not self.delivers(stage.name))
         return super().collect(stage, store)
 
     def _look_at(self, job: BatchJob, *, alone: bool) -> None:
-        """Takes what the batches of an earlier start have answered; those of another run at work are left to it.
+        """Read the batches of an earlier start. Jobs in use by another run are skipped.
 
-        `alone`: no more batches are made, so that all must have ended before anything is asked.
+        With `alone`, another backend sends the other requests, so all batches must have ended.
         """
         poll = alone and self.engines.poll
         if poll:
@@ -337,16 +322,7 @@ class BatchBackend(SpoolBackend):
         if outcome.reason == "interrupted":
             raise KeyboardInterrupt
         if alone and outcome.reason is not None:
-            raise WaitingError(self._explained(outcome))
-
-    def _open_jobs(self, stage: Stage) -> list[BatchJob]:
-        return batch_jobs(self.store, self.spool.prefix(stage, self.store))
-
-    def _pending(self, prefix: str) -> list[str]:
-        return [job.note_asked() for job in batch_jobs(self.store, prefix)]
-
-    def _take(self, job: SpooledJob, folder: str, *, wait: bool = False, take_back: bool = False) -> Usage:
-        return super()._take(BatchJob(job.place), folder, wait=wait, take_back=take_back)
+            raise WaitingError(explained(outcome, self.settings))
 
     @contextmanager
     def _delivery(
@@ -359,8 +335,8 @@ class BatchBackend(SpoolBackend):
         *,
         wait: bool = True,
     ) -> Iterator[BatchSubmitter]:
-        """The batches of a job, locked. Raises LockedError, and ActorProcessError for a disk that fails."""
-        # Only where batches are: openai, which every run would import with them, takes a second
+        """Lock a job, and yield its submitter. Raises LockedError, and ActorProcessError for a broken disk."""
+        # The import of openai takes a second, and other runs do not need it
         from untold.jobs.inference.backends.batch_submission import BatchSubmitter
         from untold.udfs.llm.batch_formats import open_batches
 
@@ -368,17 +344,14 @@ class BatchBackend(SpoolBackend):
         with job.locked(self.engines.run, wait=wait and self.engines.wait, notify=display.note) as is_lost:
             try:
                 read = job.read()
-                own = call_settings(self.settings, read.stage, read.settings.base_url)
-                same = own.base_url == self.settings.llm.base_url
-                calls = own if same else read.settings
+                own, known = call_settings(self.settings, read.stage, read.settings.base_url), read.settings
+                calls = own if own.base_url == self.settings.llm.base_url else known
                 if job.ledger().in_flight:
-                    # They are where they were sent
-                    calls = replace(
-                        calls, batch_format=read.settings.batch_format, batch_folder=read.settings.batch_folder
-                    )
-                known = replace(read, settings=calls, call=replace(read.call, spent=spent))
+                    # These batches cannot move
+                    calls = replace(calls, batch_format=known.batch_format, batch_folder=known.batch_folder)
+                read = replace(read, settings=calls, call=replace(read.call, spent=spent))
                 watch = Watch(lambda: stopped() or ("interrupted" if is_lost() else None), show, display.note)
-                with closing(open_batches(known.settings)) as api:
-                    yield BatchSubmitter(job, known, api, self.settings.batch, watch, beside)
+                with closing(open_batches(calls)) as api:
+                    yield BatchSubmitter(job, read, api, self.settings.batch, watch, beside)
             except OSError as error:
                 raise ActorProcessError(f"{job.place}: {explain(error) or root_cause(error)}") from error

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
 
-from untold.jobs.inference.backends.process import KeptProcess, ProcessWhenNeeded
+from untold.jobs.inference.backends.process import ProcessWhenNeeded
 from untold.jobs.run.connectors import find_spark
 from untold.jobs.run.outcome import Interrupts
 from untold.jobs.run.session import begin_session, open_session
@@ -56,7 +56,7 @@ class SharedEngines:
     """Spark and an actor process for several starts in sequence (`untold.Session`)."""
 
     spark: SparkSession
-    process: KeptProcess
+    process: ProcessWhenNeeded
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def open_held(settings: Settings, display: Display, small: bool) -> Iterator[Sha
     """Open Spark and an actor process in parallel, for several starts."""
     _announce_spark(display, " and Ray")
     begin_session(settings, small=small)
-    process = KeptProcess(settings.ray, Interrupts(display.note))
+    process = ProcessWhenNeeded(settings.ray, Interrupts(display.note), kept=True)
     try:
         if calls_endpoint(settings):
             process.open()

@@ -22,11 +22,11 @@ from tests.jobs.inference.batched import (
 from tests.udfs.llm.askers import SETTINGS, all_rows_in, ask
 from tests.udfs.llm.test_asking_tools import FAR, FAR_TOO, NEAR, QUESTION
 from tests.udfs.llm.test_asking_tools import STAGE as COMPARING
-from untold.jobs.inference.backends.batch_jobs import BatchJob, BatchLimits, RequestSize, fill, parts
+from untold.jobs.inference.backends.batch_jobs import INFINITE, BatchJob, Load, fill
 from untold.jobs.inference.backends.job import JobOutcome
 from untold.jobs.inference.backends.spooled_backends import BatchBackend, WaitingError
 from untold.jobs.settings.model import Settings
-from untold.udfs.llm.batch_api import OpenAiBatches
+from untold.udfs.llm.batch_formats import open_batches
 from untold.udfs.llm.usage import Usage
 from untold.udfs.stages import STAGES
 
@@ -61,7 +61,7 @@ def test_rows_of_batches_are_those_of_calls(server: ModelServer, tmp_path: Path,
     called = ask(server, tmp_path / "calls", asked, SETTINGS, 20.0, stage=COMPARING, **kinds)
     server.reset()
     job = left_job(tmp_path, asked, COMPARING, base_url=server.base_url)
-    with closing(OpenAiBatches(job.read().settings)) as api:
+    with closing(open_batches(job.read().settings)) as api:
         assert deliver(job, api).reason is None
 
     def essence(rows: Iterable[Row]) -> list[Row]:
@@ -76,14 +76,16 @@ def test_rows_of_batches_are_those_of_calls(server: ModelServer, tmp_path: Path,
 def test_batches_hold_all_lines_in_order_and_no_more_than_they_may(
     sizes: list[int], requests: int, size: int, queue: int
 ) -> None:
-    lines = [RequestSize(one, one, 2 * one, 0.1) for one in sizes]
-    found = parts(lines, BatchLimits(requests, size, queue))
-    assert [place for places in found for place in places] == list(range(len(lines)))
-    for places in found:
-        own = sum(sizes[places.start : places.stop])
-        assert len(places) == 1 or (len(places) <= requests and own <= min(size, queue))
-    taken = fill(lines, BatchLimits(requests, size, queue, tokens=40, cost=0.5))
-    assert sum(line.most for line in taken) <= 40
+    lines = [Load(1, one, one, 2 * one, 0.1) for one in sizes]
+    found = list[Load]()
+    while len(found) < len(lines):
+        batch = fill(lines[len(found) :], Load(requests, size, queue, INFINITE, INFINITE))
+        total = sum(batch, Load())
+        assert len(batch) == 1 or (len(batch) <= requests and total.bytes <= min(size, queue))
+        found += batch
+    assert found == lines
+    taken = fill(lines, Load(requests, size, queue, tokens=40, cost=0.5))
+    assert sum(line.tokens for line in taken) <= 40
     assert len(taken) <= 5
 
 

@@ -35,9 +35,9 @@ from tests.jobs.inference.batched import (
 )
 from tests.udfs.llm.askers import SETTINGS, STAGE, requests
 from untold.jobs.inference.backends import batch_jobs
-from untold.jobs.inference.backends.batch_jobs import Batch, Watch
+from untold.jobs.inference.backends.batch_jobs import Batch, Part, Watch
 from untold.jobs.inference.backends.batch_submission import BatchSubmitter
-from untold.udfs.llm.batch_api import BatchError, BatchStatus, OpenAiBatches, Sent
+from untold.udfs.llm.batch_api import BatchError, BatchStatus, Host, HostedBatches, Sent
 from untold.udfs.llm.calls import Answer
 from untold.udfs.llm.limiter import Budget
 from untold.udfs.llm.responses import read_status
@@ -167,7 +167,7 @@ def test_an_endpoint_is_left_alone_for_as_long_as_it_asks(root: Path, what: str)
 def test_uploads_that_hang_neither_end_a_run_nor_are_doubled(server: ModelServer, tmp_path: Path) -> None:
     server.configure(batches={"uploads": ["hung", "hangs"]})
     job = left_job(tmp_path, base_url=server.base_url, timeout=0.5)
-    with closing(OpenAiBatches(job.read().settings)) as api:
+    with closing(HostedBatches(job.read().settings, Host())) as api:
         assert deliver(job, api).reason is None
         ids = [file.id for file in api._client.files.list()]
     assert is_whole(job)
@@ -223,8 +223,35 @@ def test_without_submitting_what_is_in_flight_is_taken_and_the_rest_is_given_bac
     assert deliver(job, Api(fake), submit=False).reason is None
     assert (len(rows_of(job)), len(fake.made)) == (ROWS - 2, 3)
     # It is in no batch any more, so that another job can have it
-    assert (job.ledger().batches, job.ledger().cut) == ((), ROWS)
-    assert pq.read_table(job.note_asked()).num_rows == 0
+    assert (job.ledger().batches, job.ledger().pool) == ((), ())
+    assert pq.read_table(job.pending()).num_rows == 0
+
+
+def test_a_ledger_of_an_earlier_version_is_read(root: Path) -> None:
+    """It has a number of rows instead of a pool, and the rows of a batch instead of its parts."""
+    job, endpoint = left_job(root), Endpoint()
+    fake = FakeBatches(endpoint, delay=60.0)
+    with pytest.raises(KilledError):
+        deliver(job, Api(fake, dies=4.5))
+    path = Path(str(job.place)) / "batches.json"
+    ledger = json.loads(path.read_text())
+    del ledger["pool"]
+    batches = [batch | batch.pop("parts")[0] for batch in ledger["batches"]]
+    # The second batch has only some of its rows
+    batches[1]["requests"] = 1
+    job.write_rest("000002", {"r0005": {"attempts": 1}})
+    for batch in batches:
+        batch["part"] = batch.pop("rest") is not None or batch["name"] == "000002"
+    path.write_text(json.dumps({**ledger, "batches": batches, "cut": 8}))
+    first, second = job.ledger().batches
+    assert (first.id, first.parts) == ("batch_1", (Part(0, 4),))
+    assert (second.id, second.parts, job.ledger().pool) == (None, (Part(4, 8, "000002"),), (Part(8, ROWS),))
+    assert pq.read_table(job.pending())["request_id"].to_pylist() == ["r0000", "r0001", "r0002", "r0003", "r0005"]
+    path.write_text(json.dumps({**ledger, "batches": batches, "cut": ROWS}))
+    assert job.ledger().pool == ()
+    fake.made["batch_1"].until = fake.delay = 0.0
+    assert deliver(job, Api(fake)).reason is None
+    assert sorted(row["request_id"] for row in rows_of(job)) == ["r0000", "r0001", "r0002", "r0003", "r0005"]
 
 
 def test_what_the_endpoint_may_have_is_not_given_back(root: Path) -> None:
@@ -235,7 +262,7 @@ def test_what_the_endpoint_may_have_is_not_given_back(root: Path) -> None:
     assert [batch.id for batch in job.ledger().batches] == ["batch_1", None]
     assert deliver(job, Api(fake), submit=False, poll=False).reason == "batched"
     assert [batch.id for batch in job.ledger().batches] == ["batch_1", "batch_2"]
-    assert pq.read_table(job.note_asked())["request_id"].to_pylist() == [one for one, _ in requests(8)]
+    assert pq.read_table(job.pending())["request_id"].to_pylist() == [one for one, _ in requests(8)]
 
 
 def test_rows_of_errors_and_filters_are_their_rows_failures(root: Path) -> None:
@@ -304,7 +331,7 @@ def test_a_queue_that_others_fill_is_waited_for_and_grows_again(root: Path) -> N
 
 def test_a_job_gives_way_to_the_batches_of_another(root: Path) -> None:
     job = left_job(root)
-    other = Batch("000001", 0, 5, requests=5, tokens=90, most=120, id="batch_9")
+    other = Batch("000001", (), requests=5, tokens=90, most=120, id="batch_9")
     watch = Watch(lambda: None, lambda _: None, lambda _: None)
     how = HOW.model_copy(update={"queue": 100})
     assert BatchSubmitter(job, job.read(), Api(FakeBatches(Endpoint())), how, watch, [other]).run().reason == "batched"
@@ -426,9 +453,9 @@ def test_what_is_given_back_is_not_cut_later(root: Path) -> None:
 
     job, fake = left_job(root, budget=Budget(max_calls=4)), FakeBatches(Endpoint(), delay=60.0)
     deliver(job, Api(fake), poll=False)
-    assert job.ledger().cut == 4
+    assert [(part.first, part.end) for part in job.ledger().pool] == [(4, ROWS)]
     assert deliver(job, Refusing(fake), submit=False, poll=False).reason == "refused"
-    assert job.ledger().cut == ROWS
+    assert job.ledger().pool == ()
 
 
 def test_an_upload_under_another_key_is_that_keys(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,7 +524,7 @@ def test_a_batch_that_another_key_may_have_created_is_not_created_again(
 
 def test_a_start_counts_what_other_jobs_have_in_flight(root: Path) -> None:
     job, endpoint = left_job(root, budget=Budget(max_calls=7)), Endpoint()
-    other = Batch("000001", 0, 5, requests=5, tokens=10, most=20, id="batch_9")
+    other = Batch("000001", (), requests=5, tokens=10, most=20, id="batch_9")
     watch = Watch(lambda: None, lambda _: None, lambda _: None)
     fake = FakeBatches(endpoint, delay=60.0)
     BatchSubmitter(job, job.read(), Api(fake), HOW, watch, [other]).run(poll=False)

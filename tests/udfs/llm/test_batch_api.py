@@ -7,8 +7,6 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from itertools import cycle
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -16,7 +14,8 @@ import pytest
 
 from tests.fakes.model_server import ModelServer
 from tests.udfs.llm.askers import SETTINGS
-from untold.udfs.llm.batch_api import BatchApi, BatchError, BatchStatus, OpenAiBatches, Sent, line_of
+from untold.udfs.llm.batch_api import BatchApi, BatchError, BatchStatus, Host, HostedBatches, Sent, line_of
+from untold.udfs.llm.batch_formats import open_batches
 from untold.udfs.llm.client import BROKEN_STREAMS, httpx
 
 BODY = {
@@ -28,8 +27,8 @@ MORE = {"run": "run1", "stage": "summarise_context", "digest": "0"}
 
 
 @pytest.fixture
-def api(server: ModelServer) -> Iterator[OpenAiBatches]:
-    with closing(OpenAiBatches(replace(SETTINGS, base_url=server.base_url))) as api:
+def api(server: ModelServer) -> Iterator[HostedBatches]:
+    with closing(HostedBatches(replace(SETTINGS, base_url=server.base_url), Host())) as api:
         yield api
 
 
@@ -65,7 +64,7 @@ def test_a_batch_of_another_key_does_not_show(
 ) -> None:
     own = create(api, "own")
     monkeypatch.setenv("ANOTHER", "sk-another")
-    with closing(OpenAiBatches(replace(SETTINGS, base_url=server.base_url, api_key_env="ANOTHER"))) as other:
+    with closing(open_batches(replace(SETTINGS, base_url=server.base_url, api_key_env="ANOTHER"))) as other:
         assert other.find_batch(sent("own")) is None
         with pytest.raises(BatchError) as refused:
             other.look(own.id)
@@ -97,7 +96,7 @@ def test_what_goes_wrong_says_what_an_answer_of_a_call_would(api: BatchApi, serv
 
 
 def test_a_page_that_is_no_json_is_no_batch(server: ModelServer) -> None:
-    with closing(OpenAiBatches(replace(SETTINGS, base_url=server.base_url.removesuffix("/v1")))) as api:
+    with closing(open_batches(replace(SETTINGS, base_url=server.base_url.removesuffix("/v1")))) as api:
         with pytest.raises(BatchError) as wrong:
             api.look("batch_1")
     assert wrong.value.answer.refused
@@ -105,14 +104,12 @@ def test_a_page_that_is_no_json_is_no_batch(server: ModelServer) -> None:
 
 def listed(number: int, **fields: Any) -> Any:
     batch = {"id": f"batch_{number}", "status": "completed", "input_file_id": f"file-{number}", "metadata": None}
-    return SimpleNamespace(
-        **batch | {"errors": None, "output_file_id": None, "error_file_id": None, "request_counts": None} | fields
-    )
+    return batch | {"errors": None, "output_file_id": None, "error_file_id": None, "request_counts": None} | fields
 
 
-def test_a_list_that_begins_again_for_ever_ends(api: OpenAiBatches) -> None:
-    again = cycle([listed(1), listed(2)])
-    with patch.object(api._client.batches, "list", lambda **_: again):
+def test_a_list_that_begins_again_for_ever_ends(api: HostedBatches) -> None:
+    page = {"data": [listed(1), listed(2)], "has_more": True}
+    with patch.object(api, "json", lambda *_, **__: page):
         assert api.find_batch(sent("other")) is None
         # Where metadata do not come back, the file says whose a batch is
         found = api.find_batch(sent("other", "file-2"))
@@ -124,8 +121,8 @@ def test_a_list_that_begins_again_for_ever_ends(api: OpenAiBatches) -> None:
     ("said", "status"),
     [("canceled", "cancelled"), ("COMPLETED", "completed"), ("IN_PROGRESS", "in_progress"), ("Failed", "failed")],
 )
-def test_statuses_are_read_in_any_spelling(api: OpenAiBatches, said: str, status: str) -> None:
-    with patch.object(api._client.batches, "retrieve", lambda *_, **__: listed(1, status=said)):
+def test_statuses_are_read_in_any_spelling(api: HostedBatches, said: str, status: str) -> None:
+    with patch.object(api, "json", lambda *_, **__: listed(1, status=said)):
         look = api.look("batch_1")
     assert (look.status, look.ended) == (status, status != "in_progress")
 
