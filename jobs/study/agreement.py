@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from untold.jobs.study.judgements import AVERAGE, Owner, Row
+from untold.jobs.study.judgements import AVERAGE, Owner, Row, whole_rows
 from untold.jobs.study.meta_evaluation import PromptPairs
 from untold.jobs.study.rendering import with_published
 from untold.udfs.statistics import confusion
-from untold.udfs.statistics.intervals import FloatArray, IntArray, clustered_bca_interval, joint_bca_interval
+from untold.udfs.statistics.intervals import FloatArray, IntArray, joint_bca_interval
 from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
-from untold.udfs.statistics.question_resampling import sum_by, table_intervals
+from untold.udfs.statistics.question_resampling import count_tables, sum_by, table_intervals
 
 # Rounding to these digits makes means tie if they tie as fractions
 DIGITS = 12
@@ -58,6 +58,23 @@ def table_rows(
     return [{"measure": name, **one.columns(), **sizes} for name, one in found.items()]
 
 
+def verdict_rows(
+    measures: Mapping[str, confusion.Measure],
+    names: Sequence[str],
+    pairs: Sequence[tuple[str | None, str | None]],
+    owners: Sequence[str],
+    *,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """Return measures of pairs of a label and a verdict as `table_rows`. Whole owners of pairs are resampled.
+
+    `names` are the known labels and verdicts. Pairs with another label or verdict are excluded.
+    """
+    codes = np.array([[names.index(one) if one in names else -1 for one in pair] for pair in pairs]).reshape(-1, 2)
+    tables = count_tables(codes[:, 0], codes[:, 1], owners, (len(names), len(names)))
+    return table_rows(measures, tables, excluded=int((codes < 0).any(axis=1).sum()), seed=seed)
+
+
 def group_rows(rows: Iterable[Row], name: str) -> list[list[Row]]:
     """Return the rows by the value of a column, in the order of the values."""
     key = itemgetter(name)
@@ -70,58 +87,60 @@ def group_means(rows: Iterable[Row], name: str, columns: Sequence[str]) -> list[
     return [[round(fsum(row[column] for row in own) / len(own), DIGITS) for own in groups] for column in columns]
 
 
-def count_units(earned: Points, clusters: IntArray | None) -> list[dict[str, Any]]:
-    """Count the units, or the clusters, that earn the same: convention, measure, points, size, count, excluded.
+def count_units(
+    dataset: str,
+    earned: Iterable[tuple[tuple[str | None, str | None], Points]],
+    clusters: IntArray | None,
+    scales: Mapping[str, int],
+) -> list[dict[str, Any]]:
+    """Return the rows of the table `match_counts`: the numbers of units, or of clusters, that earn the same.
 
-    `points` are sums over the cluster, `size` is its number of units with points, and `excluded` is the sum over
-    `count` clusters. `clusters`: int64[units], or None to count single units.
+    Args:
+        earned: The points of each model and metric; both are None for baselines.
+        clusters: int64[units], or None to count single units. The points and sizes of a cluster are sums.
+        scales: The points of a full match by measure.
     """
     rows = []
-    for (measure, convention), (points, excluded) in earned.items():
-        # A unit without comparisons has no weight, but its excluded comparisons count
-        cells = np.stack([np.maximum(points, 0), points >= 0, excluded], axis=1)
-        summed = sum_by(cells, clusters)
-        distinct, owner, counts = np.unique(summed[:, :2], axis=0, return_inverse=True, return_counts=True)
-        left_out = np.bincount(owner.ravel(), weights=summed[:, 2], minlength=len(distinct)).astype(np.int64)
-        for (total, size), count, left in zip(distinct.tolist(), counts.tolist(), left_out.tolist(), strict=True):
-            named = {"convention": convention, "measure": measure}
-            rows.append(named | {"points": total, "size": size, "count": count, "excluded": left})
-    return rows
+    for (model, metric), found in earned:
+        for (measure, convention), (points, excluded) in found.items():
+            # A unit without comparisons has no weight, but its excluded comparisons count
+            cells = sum_by(np.stack([np.maximum(points, 0), points >= 0, excluded], axis=1), clusters)
+            distinct, owner, counts = np.unique(cells[:, :2], axis=0, return_inverse=True, return_counts=True)
+            left_out = np.bincount(owner.ravel(), weights=cells[:, 2], minlength=len(distinct)).astype(np.int64)
+            names = {"dataset": dataset, "metric": metric, "model": model, "convention": convention}
+            rows += [
+                {**names, "measure": measure, "scale": scales[measure]}
+                | {"points": total, "size": size, "count": count, "excluded": left}
+                for (total, size), count, left in zip(
+                    distinct.tolist(), counts.tolist(), left_out.tolist(), strict=True
+                )
+            ]
+    order = ("metric", "model", "convention", "measure", "points", "size")
+    # The model and the metric of baselines are None
+    return sorted(rows, key=lambda row: [(row[name] is not None, row[name]) for name in order])
 
 
-def point_intervals(counted: Iterable[Row], scales: Mapping[str, int], *, seed: int) -> dict[Key, Values]:
-    """Return the mean share of the points with its BCa interval, by model, metric, convention and measure.
-
-    `counted` are rows of `count_units` with model and metric; `scales` are the points of a full match by measure.
-    Methods, section 7.
-    """
+def match_means(counts: Iterable[Row], *, seed: int) -> dict[Key, Values]:
+    """Return the mean share of the points by model, metric, convention and measure. `counts`: as `count_units`."""
     found: dict[Key, list[Row]] = defaultdict(list)
-    for row in counted:
+    for row in counts:
         found[row["model"], row["metric"], row["convention"], row["measure"]].append(row)
-    return {
-        key: clustered_bca_interval(*unit_counts(rows, scales[key[3]]), seed=seed).columns() | _sizes(rows)
-        for key, rows in found.items()
-    }
+    return {key: mean_match([rows], seed=seed) for key, rows in found.items()}
 
 
-def unit_counts(rows: Sequence[Row], scale: int) -> tuple[list[float], list[int], list[int]]:
-    """Return the sums of shares, the sizes and the counts of clusters, as `clustered_bca_interval` accepts them."""
-    sums = [row["points"] / scale for row in rows]
-    return sums, [row["size"] for row in rows], [row["count"] for row in rows]
+def mean_match(datasets: Sequence[Sequence[Row]], *, seed: int) -> dict[str, Any]:
+    """Return the mean share of the points with its BCa interval, and sums of n and excluded; methods, section 7.
 
-
-def _sizes(rows: Iterable[Row]) -> dict[str, int]:
-    """Return the number of units with points, and the number of excluded comparisons."""
-    n, excluded = zip(*((row["size"] * row["count"], row["excluded"]) for row in rows), strict=True)
-    return {"n": sum(n), "excluded": sum(excluded)}
-
-
-def match_counts(dataset: str, counted: Iterable[Row], scales: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return the sorted rows of the table `match_counts`, from which averages over data sets are computed."""
-    rows = [{"dataset": dataset, **row, "scale": scales[row["measure"]]} for row in counted]
-    names = ("metric", "model", "convention", "measure", "points", "size")
-    # None, the model and metric of baselines, sorts first
-    return sorted(rows, key=lambda row: [(row[name] is not None, row[name]) for name in names])
+    `datasets` has the rows of `match_counts` of one measure. The mean of several data sets is that of their means, and
+    every data set is resampled independently.
+    """
+    samples = [
+        ([row["points"] / row["scale"] for row in own], [row["size"] for row in own], [row["count"] for row in own])
+        for own in datasets
+    ]
+    rows = [row for own in datasets for row in own]
+    n, excluded = sum(row["size"] * row["count"] for row in rows), sum(row["excluded"] for row in rows)
+    return joint_bca_interval(samples, seed=seed).columns() | {"n": n, "excluded": excluded}
 
 
 def confusion_intervals(tables: Mapping[Owner, IntArray], *, seed: int) -> dict[Key, Values]:
@@ -250,9 +269,13 @@ def average_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
     """
     by_owner = _by_owner(counts)
     datasets = sorted({dataset for found in by_owner.values() for dataset in found})
-    whole = {owner: found for owner, found in by_owner.items() if len(found) == len(datasets)}
-    averages = [_average(owner, [found[name] for name in datasets], seed) for owner, found in sorted(whole.items())]
-    return with_published([*averages, *_spreads(averages)])
+    rows = [
+        {"metric": metric, "model": model, "convention": convention, "measure": LMR}
+        | mean_match([found[name] for name in datasets], seed=seed)
+        for (metric, model, convention), found in sorted(by_owner.items())
+        if len(found) == len(datasets)
+    ]
+    return with_published(whole_rows([*rows, *_spreads(rows)], dataset=AVERAGE))
 
 
 def has_answered(rows: Iterable[Row]) -> bool:
@@ -276,22 +299,6 @@ def _by_owner(counts: Iterable[Row]) -> dict[tuple[str, str, str], dict[str, lis
     return by_owner
 
 
-def _average(owner: tuple[str, str, str], sets: Sequence[Sequence[Row]], seed: int) -> dict[str, Any]:
-    """Return a row with the mean of the means of the data sets. n and excluded are sums over the data sets.
-
-    The interval resamples every data set independently.
-    """
-    interval = joint_bca_interval([unit_counts(rows, rows[0]["scale"]) for rows in sets], seed=seed)
-    return {
-        "dataset": AVERAGE,
-        **dict(zip(("metric", "model", "convention"), owner, strict=True)),
-        "measure": LMR,
-        **interval.columns(),
-        "n": sum(row["size"] * row["count"] for rows in sets for row in rows),
-        "excluded": sum(row["excluded"] for rows in sets for row in rows),
-    }
-
-
 def _spreads(averages: Iterable[Row]) -> list[dict[str, Any]]:
     """Return the population standard deviation of the averages over at least two models, by metric and convention.
 
@@ -301,9 +308,8 @@ def _spreads(averages: Iterable[Row]) -> list[dict[str, Any]]:
     for row in averages:
         if row["value"] is not None:
             values[row["metric"], row["convention"]].append(row["value"])
-    names = ("model", "ci_low", "ci_high", "excluded")
     return [
-        {"dataset": AVERAGE, "metric": metric, "convention": convention, "measure": SPREAD, **dict.fromkeys(names)}
+        {"metric": metric, "convention": convention, "measure": SPREAD}
         | {"value": statistics.pstdev(found), "n": len(found)}
         for (metric, convention), found in sorted(values.items())
         if len(found) > 1

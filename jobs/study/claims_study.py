@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,6 +37,7 @@ from untold.jobs.study.judgements import (
     Row,
     Source,
     check_labels,
+    fold_label,
     whole_rows,
 )
 from untold.jobs.study.meta_evaluation import (
@@ -216,8 +216,8 @@ def label_claims(about: str, claims: pa.Table) -> LabelledUnits:
 
     Raises MetaEvaluationError for labels that are not in `VERDICTS`, and for an input without labels.
     """
-    labels = [re.sub(r"[\s_-]+", "_", label.strip().lower()) for label in claims["label"].to_pylist()]
-    check_labels(about, labels, VERDICTS, "claim")
+    labels = [fold_label(label) for label in claims["label"].to_pylist()]
+    check_labels(about, labels, VERDICTS, VERDICTS_OF_CLAIMS.unit)
     if not labels:
         raise MetaEvaluationError(f"{about} has no claim with a label. Give rows of claim, evidence and label")
     return LabelledUnits(about, claims.drop_columns(["label"]).append_column("label", pa.array(labels)), KEY)
@@ -319,13 +319,13 @@ def share_rows(
 def render(rows: Sequence[Row], *, clustered: bool) -> str:
     """Return the report as Markdown, from the rows of the table `meta_evaluation`."""
     units = "whole queries" if clustered else "single claims"
-    columns: Columns = {"metric": "metric", "model": "baseline", "n": "n", "left out": "excluded"}
     measures = intervals(VERDICT_MEASURES, 4)
+    columns: Columns = ["metric", ("model", "baseline"), "n", ("left out", "excluded"), *measures]
     return document(
         "Meta-evaluation on claims",
         f"Intervals: 95 % BCa, 10,000 resamples of {units}. If no label is `contradicted`, this verdict counts "
         "as `not_supported`. Claims without a verdict are excluded.",
-        section("Verdicts", "", {**columns, **measures}, pivot(rows, VERDICT_MEASURES)),
+        section("Verdicts", "", columns, pivot(rows, VERDICT_MEASURES)),
         _share_table(rows),
     )
 
@@ -342,6 +342,6 @@ def _share_table(rows: Sequence[Row]) -> str:
         )
         own[PEOPLE if row["metric"] == PEOPLE else f"{row['metric']} of {row['model']}"] = interval(row, 4)
     names = dict.fromkeys(name for own in by_measure.values() for name in own)
-    columns = {name: name for name in sorted(names, key=lambda name: (name == "published") - (name == "system"))}
+    columns = sorted(names, key=lambda name: (name == "published") - (name == "system"))
     note = "All claims are pooled. The published values are FActScore's human labels (Min et al. 2023), S / (S + NS)."
     return section("Supported", note, columns, by_measure.values())

@@ -35,9 +35,9 @@ from untold.jobs.study.judgements import (
     Owner,
     Row,
     Source,
+    open_tables,
     read_judgements,
     read_means,
-    read_table,
 )
 from untold.jobs.study.meta_evaluation import Study, StudyFindings, all_costs
 from untold.jobs.study.report import IMPORTANCE, render_coverage
@@ -338,28 +338,26 @@ def read_facts(found: Judgements, places: Mapping[str, str], table: str) -> dict
 
 
 def _read_facts(metric: str, place: str, table: str) -> Facts | None:
-    columns = {
-        "claims": ("claim_id", "text", "anchor"),
-        "statements": ("statement_id", "reference_id", "claims"),
-        "candidates": ("statement_id", "claim_id"),
-    }
-    read = {name: read_table(place, name, ("sample_id", "metric", *own)) for name, own in columns.items()}
-    rows = {
-        name: [] if one is None else one.filter(pc.field("metric") == metric).to_pylist() for name, one in read.items()
-    }
-    items = {(row["sample_id"], row["statement_id"]): row["reference_id"] for row in rows["statements"]}
-    if read[table] is None or read["claims"] is None or all(name is None for name in items.values()):
+    database = open_tables(place, ["claims", *{"statements", table}])
+    if database is None or not database.execute(_REFERENCES, [metric]).fetchall():
         return None
-    texts = {(row["sample_id"], row["claim_id"]): row for row in rows["claims"]}
     facts: dict[Key, list[frozenset[str]]] = defaultdict(list)
-    for row in rows[table]:
-        item = items.get((row["sample_id"], row["statement_id"]))
-        for name in (row["claims"] or ()) if table == "statements" else (row["claim_id"],):
-            claim = texts.get((row["sample_id"], name))
-            if claim is not None and item is not None:
-                whole = ": ".join(part for part in (claim["anchor"], claim["text"]) if part is not None)
-                facts[row["sample_id"], item].append(frozenset((claim["text"], whole)))
+    for sample, item, text, anchor in database.execute(_FACTS[table], [metric]).fetchall():
+        facts[sample, item].append(frozenset((text, text if anchor is None else f"{anchor}: {text}")))
     return facts
+
+
+_REFERENCES = "from statements where metric = ? and reference_id is not null limit 1"
+_FACTS = {
+    "statements": """select sample_id, reference_id, text, anchor
+        from (select sample_id, metric, reference_id, unnest(claims) as claim_id from statements)
+        join (select sample_id, metric, claim_id, text, anchor from claims) using (sample_id, metric, claim_id)
+        where metric = ? and reference_id is not null""",
+    "candidates": """select sample_id, statements.reference_id, claims.text, claims.anchor
+        from candidates join statements using (sample_id, metric, statement_id)
+        join claims using (sample_id, metric, claim_id)
+        where metric = ? and statements.reference_id is not null""",
+}
 
 
 def similarity_baselines(items: Items, model: ModelFiles | None, samples: DataFrame) -> list[dict[str, Any]]:

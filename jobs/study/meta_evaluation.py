@@ -96,6 +96,11 @@ class MetaEvaluationRequest(RunRequest):
         return made if self.scores is None else dict(self.scores)
 
     @property
+    def resampling(self) -> dict[str, Any]:
+        """The options of intervals and tests: `clustered` and `seed`."""
+        return {"clustered": self.cluster, "seed": self.settings.statistics.seed}
+
+    @property
     def prompt_pairs(self) -> list[tuple[StudyEndpoint, StudyEndpoint]]:
         """The pairs of endpoints that have one model and different prompt sets."""
         return [(one, other) for one, other in combinations(self.endpoints, 2) if one.name == other.name]
@@ -183,12 +188,12 @@ class Cost:
 COSTS = ("calls", "tokens", "cost")
 
 
-def cost_cells(cost: Cost | None) -> list[str]:
+def cost_cells(cost: Cost | None) -> dict[str, str]:
     """Return the cells of `COSTS`. A sample may cost a small part of a cent, so the cost has six decimals."""
     if cost is None:
-        return ["-", "-", "-"]
+        return dict.fromkeys(COSTS, "-")
     tokens = shown_tokens(cost.tokens, estimated=cost.tokens_estimated)
-    return [f"{cost.calls:.2f}", tokens, number(cost.cost, 6)]
+    return {"calls": f"{cost.calls:.2f}", "tokens": tokens, "cost": number(cost.cost, 6)}
 
 
 def all_costs(request: MetaEvaluationRequest) -> dict[Owner, Cost]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
@@ -11,10 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
 from scipy.stats import kendalltau
 
-from untold.jobs.study.agreement import group_means, group_rows, table_rows
+from untold.jobs.study.agreement import group_means, group_rows, verdict_rows
 from untold.jobs.study.judgements import (
     BY_ITEM,
     BY_QUERY,
@@ -23,6 +22,8 @@ from untold.jobs.study.judgements import (
     MetaEvaluationError,
     Row,
     Source,
+    check_labels,
+    fold_label,
     whole_rows,
 )
 from untold.jobs.study.meta_evaluation import NUGGETS, RUBRICS, Study, StudyFindings
@@ -33,15 +34,25 @@ from untold.udfs.facts.rubric_measures import DIMENSION, MET, NOT_MET, PARTLY, V
 from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1
 from untold.udfs.statistics.correlation import correlate
 from untold.udfs.statistics.intervals import bca_interval
-from untold.udfs.statistics.question_resampling import count_tables
 
-METRIC = "nuggets"
-READS = ("query_id", "references", "rubric")
-KEY = ("sample_id", "reference_id")
+METRIC, RUBRIC = "nuggets", "rubric"
+READS = ("query_id", "references", RUBRIC)
 AGREEMENTS = {"kappa": kappa, "accuracy": accuracy}
+OF_CRITERIA = {"macro_f1": macro_f1, **AGREEMENTS}
 SYSTEMS, WITHIN = "kendall", "kendall_within_query"
 MEASURES = (*AGREEMENTS, SYSTEMS, WITHIN)
 PEOPLE, JUDGE = "people", "support"
+# The keys of a nugget and of a criterion
+NUGGET, CRITERION = ("sample_id", "reference_id"), ("sample_id", "criterion_id")
+
+
+# The verdicts by the labels of people
+LABELS = {
+    **{verdict: verdict for verdict in VERDICTS},
+    **dict.fromkeys(("true", "yes", "1", "satisfied"), MET),
+    "partially_satisfied": PARTLY,
+    **dict.fromkeys(("false", "no", "0", "not_satisfied"), NOT_MET),
+}
 
 
 def _read(_: str, rows: pa.Table) -> pa.Table:
@@ -49,15 +60,30 @@ def _read(_: str, rows: pa.Table) -> pa.Table:
     return rows.filter((pc.field("metric") == METRIC) & pc.field("importance").is_valid())
 
 
+def _read_criteria(_: str, rows: pa.Table) -> pa.Table:
+    return rows.filter(pc.field("metric") == RUBRIC)
+
+
 ASSIGNMENTS = Source(
     table="statements",
-    required=("metric", *KEY, "importance", "weight", JUDGE),
+    required=("metric", *NUGGET, "importance", "weight", JUDGE),
     optional=(),
     read=_read,
     unit=("nugget", "nuggets"),
     value=("assignment", "assignments"),
     rows="assignments",
     example="reference_id `{1}` of sample `{0}`",
+    lenient=True,
+)
+CRITERIA = Source(
+    table="criteria",
+    required=("metric", *CRITERION, "verdict"),
+    optional=(),
+    read=_read_criteria,
+    unit=("criterion", "criteria"),
+    value=("verdict", "verdicts"),
+    rows="verdicts",
+    example="criterion_id `{1}` of sample `{0}`",
     lenient=True,
 )
 
@@ -70,62 +96,83 @@ class NuggetStudy(Study):
 
     @cached_property
     def units(self) -> LabelledUnits:
-        """The labelled nuggets."""
-        return label_nuggets(self.request.input, self.samples)
+        """The labelled nuggets, with the label of most annotators, None for a tie."""
+        return label_parts(self, "references", "text, importance, assignment", NUGGET, SUPPORTS, _majority)
 
     def evaluate(self, found: Judgements) -> StudyFindings:
         """Compare the assignments of the models and of people."""
-        settings, clustered = self.request.settings, self.request.cluster
-        score, seed = settings.nuggets.score, settings.statistics.seed
-        rows = evaluation_rows(join_assignments(self.units, found), score, clustered=clustered, seed=seed)
-        return StudyFindings({"meta_evaluation": rows}, render(rows, score, clustered=clustered), {"metrics": [METRIC]})
+        request, score = self.request, self.request.settings.nuggets.score
+        rows = evaluation_rows(join_verdicts(self.units, found), score, **request.resampling)
+        report = render(rows, score, clustered=request.cluster)
+        return StudyFindings({"meta_evaluation": rows}, report, {"metrics": [METRIC]})
 
 
-def label_nuggets(about: str, samples: DataFrame) -> LabelledUnits:
-    """Return the labelled nuggets: sample_id, reference_id, topic, system, people.
+@dataclass(frozen=True)
+class RubricStudy(Study):
+    """A study of verdicts on criteria."""
 
-    `people` is the label of most annotators, None for a tie. Raises MetaEvaluationError for labels that are no
-    assignments, and for an input without labels.
+    source = CRITERIA
+
+    @cached_property
+    def units(self) -> LabelledUnits:
+        """The labelled criteria without levels, with a verdict per annotator."""
+        return label_parts(self, RUBRIC, "text, labels", CRITERION, LABELS, lambda own: [LABELS[one] for one in own])
+
+    def evaluate(self, found: Judgements) -> StudyFindings:
+        """Compare the verdicts of the models and of people with the verdicts of people."""
+        judged = join_verdicts(self.units, found)
+        rows = criterion_rows(self.units.table.to_pylist(), judged, **self.request.resampling)
+        return StudyFindings({"meta_evaluation": rows}, render_criteria(rows), {"metrics": [RUBRIC]})
+
+
+def label_parts(
+    study: Study,
+    column: str,
+    fields: str,
+    key: tuple[str, str],
+    known: Collection[str],
+    people: Callable[[Sequence[str]], Any],
+) -> LabelledUnits:
+    """Return the labelled parts of samples: the columns of the key, topic, system, dimension, people.
+
+    `column` has the parts with these `fields`, and `people` returns the column `people` from the labels of a part.
+    Raises MetaEvaluationError for labels that are not `known`, and for an input without labels.
     """
-    if "references" not in samples.columns:
-        raise MetaEvaluationError(f"{about} has no column `references` of {{id, text, importance, labels}}")
+    about, samples, part = study.request.input, study.samples, study.source.unit
     names = [name for name in ("query_id", "query") if name in samples.columns]
+    given = samples.select("sample_id", *names, "system", column) if column in samples.columns else samples.limit(0)
     found = []
-    for row in samples.select("sample_id", *names, "system", "references").toArrow().to_pylist():
+    for row in given.toArrow().to_pylist():
         topic = next((row[name] for name in names if row[name] is not None), None)
-        for one in row["references"] or ():
-            labels = [label for label in one["labels"] or () if label is not None]
-            unknown = next((label for label in labels if label not in SUPPORTS), None)
-            if unknown is not None:
-                raise MetaEvaluationError(
-                    f"{about}: sample `{shorten(row['sample_id'])}` has the label `{shorten(unknown)}`. "
-                    f"An assignment is one of {', '.join(SUPPORTS)}"
-                )
-            if labels:
-                named = {"sample_id": row["sample_id"], "reference_id": one["id"], "topic": topic}
-                found.append(named | {"system": row["system"], PEOPLE: _majority(labels)})
+        for one in row[column] or ():
+            labels = [fold_label(label) for label in one["labels"] or () if label is not None]
+            check_labels(f"{about}: sample `{shorten(row['sample_id'])}`", labels, known, part)
+            if labels and not one.get("levels"):
+                shared = {"topic": topic, "system": row["system"], "dimension": one.get("dimension")}
+                named = dict(zip(key, (row["sample_id"], one["id"]), strict=True))
+                found.append(named | shared | {PEOPLE: people(labels)})
     if not found:
-        raise MetaEvaluationError(f"{about}: no nugget has a label. Give each {{text, importance, assignment}}")
-    return LabelledUnits(about, pa.Table.from_pylist(found), KEY)
+        raise MetaEvaluationError(f"{about}: no {part[0]} in the column `{column}` has a label. Give each {{{fields}}}")
+    return LabelledUnits(about, pa.Table.from_pylist(found), key)
 
 
-def _majority(labels: Iterable[str]) -> str | None:
+def _majority(labels: Sequence[str]) -> str | None:
     (first, most), *others = Counter(labels).most_common(2)
     return None if others and others[0][1] == most else first
 
 
-def join_assignments(units: LabelledUnits, found: Judgements) -> dict[str, list[Row]]:
-    """Return by model the labelled nuggets of its run, with their labels and the assignments of the model.
+def join_verdicts(units: LabelledUnits, found: Judgements) -> dict[str, list[Row]]:
+    """Return by model the labelled parts of its run, with their labels and the verdicts of the model.
 
-    Raises MetaEvaluationError for a run without a labelled nugget.
+    Raises MetaEvaluationError for a run without a labelled part.
     """
-    assigned: dict[str, list[Row]] = {}
+    judged: dict[str, list[Row]] = {}
     for owner, table in found.tables.items():
         rows = zip(units.table.to_pylist(), table.to_pylist(), found.given[owner], strict=True)
-        assigned[owner[0]] = [assignment | labels for labels, assignment, given in rows if given]
-        if not assigned[owner[0]]:
+        judged[owner[0]] = [verdict | labels for labels, verdict, given in rows if given]
+        if not judged[owner[0]]:
             raise MetaEvaluationError(f"{owner[0]}: none of its nuggets is labelled. Give a run of the same input")
-    return assigned
+    return judged
 
 
 def evaluation_rows(
@@ -136,26 +183,14 @@ def evaluation_rows(
     `assigned` are the nuggets by model, `score` is a measure of nuggets. Intervals resample samples, or whole queries
     with `clustered`.
     """
-    found = [
-        {"metric": METRIC, "model": model} | row
-        for model, rows in assigned.items()
-        for row in (*_agreements(rows, clustered, seed), *_rankings(rows, score, seed))
-    ]
-    return whole_rows(found, dataset=NUGGETS)
-
-
-def _agreements(rows: Sequence[Row], clustered: bool, seed: int) -> list[dict[str, Any]]:
-    """Return the agreement on the nuggets that people and the model assign."""
-    known = _known(rows)
-    people, judge = ([SUPPORTS.index(row[who]) for row in known] for who in (PEOPLE, JUDGE))
-    owners = [row["topic" if clustered else "sample_id"] for row in known]
-    tables = count_tables(people, judge, owners, (len(SUPPORTS), len(SUPPORTS)))
-    found = table_rows(AGREEMENTS, tables, excluded=len(rows) - len(known), seed=seed)
-    return [row | {"level": BY_ITEM} for row in found]
-
-
-def _known(rows: Iterable[Row]) -> list[Row]:
-    return [row for row in rows if row[PEOPLE] is not None and row[JUDGE] is not None]
+    found = []
+    for model, rows in assigned.items():
+        pairs = [(row[PEOPLE], row[JUDGE]) for row in rows]
+        owners = [row["topic" if clustered else "sample_id"] for row in rows]
+        agreements = verdict_rows(AGREEMENTS, SUPPORTS, pairs, owners, seed=seed)
+        every = [*({"level": BY_ITEM, **row} for row in agreements), *_rankings(rows, score, seed)]
+        found += [{"model": model, **row} for row in every]
+    return whole_rows(found, dataset=NUGGETS, metric=METRIC)
 
 
 def _rankings(rows: Sequence[Row], score: str, seed: int) -> Iterator[dict[str, Any]]:
@@ -175,7 +210,8 @@ def _rankings(rows: Sequence[Row], score: str, seed: int) -> Iterator[dict[str, 
 def _scores(rows: Sequence[Row], score: str) -> list[Row]:
     """Return topic, system, people and support: both scores of each sample with two defined scores."""
     found: list[Row] = []
-    for own in group_rows(_known(rows), "sample_id"):
+    known = [row for row in rows if row[PEOPLE] is not None and row[JUDGE] is not None]
+    for own in group_rows(known, "sample_id"):
         values = {
             who: measures_of(Nugget(row["importance"], row[who], row["weight"]) for row in own)[score].value
             for who in (PEOPLE, JUDGE)
@@ -199,83 +235,8 @@ def render(rows: Sequence[Row], score: str, *, clustered: bool) -> str:
         f"kappa and accuracy compare single assignments. Intervals resample {units}. kendall is tau-b of the systems' "
         f"mean `{score}` by people's assignments and the model's. kendall_within_query is the mean of tau-b per query."
     )
-    columns: Columns = {"model": "model", "n": "n", **intervals(MEASURES)}
+    columns: Columns = ["model", "n", *intervals(MEASURES)]
     return document("Meta-evaluation on nuggets", section("Assignments", note, columns, pivot(rows, MEASURES)))
-
-
-RUBRIC = "rubric"
-OF_CRITERIA = {"macro_f1": macro_f1, **AGREEMENTS}
-# Labels of people by the verdict that they mean, in lower case
-LABELS = {
-    **{verdict: verdict for verdict in VERDICTS},
-    **dict.fromkeys(("true", "yes", "1", "satisfied"), MET),
-    "partially satisfied": PARTLY,
-    **dict.fromkeys(("false", "no", "0", "not satisfied"), NOT_MET),
-}
-_CEILING = "people"
-
-
-def _read_criteria(_: str, rows: pa.Table) -> pa.Table:
-    return rows.filter(pc.field("metric") == RUBRIC)
-
-
-CRITERIA = Source(
-    table="criteria",
-    required=("metric", "sample_id", "criterion_id", "verdict"),
-    optional=(),
-    read=_read_criteria,
-    unit=("criterion", "criteria"),
-    value=("verdict", "verdicts"),
-    rows="verdicts",
-    example="criterion_id `{1}` of sample `{0}`",
-    lenient=True,
-)
-
-
-@dataclass(frozen=True)
-class RubricStudy(Study):
-    """A study of verdicts on criteria."""
-
-    source = CRITERIA
-
-    @cached_property
-    def units(self) -> LabelledUnits:
-        """The labelled criteria."""
-        return label_criteria(self.request.input, self.samples)
-
-    def evaluate(self, found: Judgements) -> StudyFindings:
-        """Compare the verdicts of the models and of people with the verdicts of people."""
-        judged = join_assignments(self.units, found)
-        seed, clustered = self.request.settings.statistics.seed, self.request.cluster
-        rows = criterion_rows(self.units.table.to_pylist(), judged, clustered=clustered, seed=seed)
-        return StudyFindings({"meta_evaluation": rows}, render_criteria(rows), {"metrics": [RUBRIC]})
-
-
-def label_criteria(about: str, samples: DataFrame) -> LabelledUnits:
-    """Return the labelled criteria: sample_id, criterion_id, topic, dimension, people (a verdict per annotator).
-
-    Criteria with levels are left out. Raises MetaEvaluationError for an unknown label, and without labels.
-    """
-    if RUBRIC not in samples.columns:
-        raise MetaEvaluationError(f"{about} has no column `{RUBRIC}` of {{id, text, labels}}")
-    names = [name for name in ("query_id", "query") if name in samples.columns]
-    found = []
-    for row in samples.select("sample_id", *names, RUBRIC).toArrow().to_pylist():
-        topic = next((row[name] for name in names if row[name] is not None), None)
-        for one in row[RUBRIC] or ():
-            labels = [label.strip().lower() for label in one["labels"] or ()]
-            unknown = next((label for label in labels if label not in LABELS), None)
-            if unknown is not None:
-                raise MetaEvaluationError(
-                    f"{about}: sample `{shorten(row['sample_id'])}` has the label `{shorten(unknown)}`. "
-                    f"A label is true, false, or one of {', '.join(VERDICTS)}"
-                )
-            if labels and not one["levels"]:
-                named = {"sample_id": row["sample_id"], "criterion_id": one["id"], "topic": topic}
-                found.append(named | {"dimension": one["dimension"], PEOPLE: [LABELS[label] for label in labels]})
-    if not found:
-        raise MetaEvaluationError(f"{about}: no criterion has a label. Give each {{text, labels}}")
-    return LabelledUnits(about, pa.Table.from_pylist(found), ("sample_id", "criterion_id"))
 
 
 def criterion_rows(
@@ -289,29 +250,23 @@ def criterion_rows(
     whole queries with `clustered`.
     """
     has_partly = any(PARTLY in row[PEOPLE] for row in units)
-    sides: dict[str | None, list[tuple[Row, str | None, str]]] = {
-        model: [(row, row["verdict"], label) for row in rows for label in row[PEOPLE]] for model, rows in judged.items()
+    sides: dict[str | None, list[tuple[Row, str, str | None]]] = {
+        model: [(row, label, row["verdict"]) for row in rows for label in row[PEOPLE]] for model, rows in judged.items()
     }
-    sides[None] = [(row, one, other) for row in units for one, other in permutations(row[PEOPLE], 2)]
+    sides[None] = [(row, other, one) for row in units for one, other in permutations(row[PEOPLE], 2)]
     found = []
-    for model, pairs in sides.items():
-        names = sorted({row["dimension"] for row, *_ in pairs if row["dimension"] is not None})
+    for model, compared in sides.items():
+        names = sorted({row["dimension"] for row, *_ in compared if row["dimension"] is not None})
         for dimension in (None, *names):
-            own = [pair for pair in pairs if dimension in (None, pair[0]["dimension"])]
-            known = [pair for pair in own if pair[1] in VERDICTS]
-            judge, people = ([_place(pair[side], has_partly) for pair in known] for side in (1, 2))
-            owners = [pair[0]["topic" if clustered else "sample_id"] for pair in known]
-            tables = count_tables(people, judge, owners, (len(VERDICTS), len(VERDICTS)))
+            own = [pair for pair in compared if dimension in (None, pair[0]["dimension"])]
+            pairs = [(label, NOT_MET if verdict == PARTLY and not has_partly else verdict) for _, label, verdict in own]
+            owners = [row["topic" if clustered else "sample_id"] for row, *_ in own]
             suffix = "" if dimension is None else f":{DIMENSION}{dimension}"
             found += [
                 row | {"metric": model and RUBRIC, "model": model, "level": BY_ITEM, "measure": row["measure"] + suffix}
-                for row in table_rows(OF_CRITERIA, tables, excluded=len(own) - len(known), seed=seed)
+                for row in verdict_rows(OF_CRITERIA, VERDICTS, pairs, owners, seed=seed)
             ]
     return whole_rows(found, dataset=RUBRICS)
-
-
-def _place(verdict: Any, has_partly: bool) -> int:
-    return VERDICTS.index(NOT_MET if verdict == PARTLY and not has_partly else verdict)
 
 
 def render_criteria(rows: Sequence[Row]) -> str:
@@ -320,13 +275,13 @@ def render_criteria(rows: Sequence[Row]) -> str:
         "Each verdict of a model is compared with the verdict of each annotator. The row people is the human ceiling: "
         "each annotator is compared with each other one."
     )
-    named = [dict(row) | {"model": row["model"] or _CEILING, "metric": RUBRIC} for row in rows]
+    named = [dict(row) | {"model": row["model"] or PEOPLE, "metric": RUBRIC} for row in rows]
     dimensions = dict.fromkeys(row["measure"].partition(":")[2] for row in named)
     parts = []
     for name in dimensions:
         measures = [f"{measure}:{name}" if name else measure for measure in OF_CRITERIA]
         own = [row for row in named if row["measure"] in measures]
-        columns: Columns = {"model": "model", "n": "n", **intervals(measures)}
+        columns: Columns = ["model", "n", *intervals(measures)]
         parts.append(
             section(name.removeprefix(DIMENSION) or "Criteria", "" if name else note, columns, pivot(own, measures))
         )

@@ -72,9 +72,8 @@ def test_a_failed_score_matches_nothing_is_left_out_or_is_zero_as_published() ->
     earned = label_points(*arrays([FAILED]), np.array([0]))
     found = {convention: (int(points[0]), int(left[0])) for (_, convention), (points, left) in earned.items()}
     assert found == {"mismatch": (0, 0), "zero": (-1, 1), "published": (1, 0)}
-    counted = agreement.count_units(earned, None)
-    named = [{"model": "m", "metric": "e2e"} | row for row in counted]
-    zero = agreement.point_intervals(named, {"lmr": 1}, seed=0)["m", "e2e", "zero", "lmr"]
+    counts = agreement.count_units("wikicontradict", [(("m", "e2e"), earned)], None, {"lmr": 1})
+    zero = agreement.match_means(counts, seed=0)["m", "e2e", "zero", "lmr"]
     assert (zero["value"], zero["n"], zero["excluded"]) == (None, 0, 1)
 
 
