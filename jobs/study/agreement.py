@@ -13,13 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from untold.jobs.study.judgements import AVERAGE, Owner, Row, whole_rows
+from untold.jobs.study.judgements import AVERAGE, Owner, Row, Rows, whole_rows
 from untold.jobs.study.meta_evaluation import PromptPairs
 from untold.jobs.study.rendering import with_published
 from untold.udfs.statistics import confusion
-from untold.udfs.statistics.intervals import FloatArray, IntArray, joint_bca_interval
+from untold.udfs.statistics.intervals import (
+    FloatArray,
+    IntArray,
+    count_tables,
+    joint_bca_interval,
+    sum_by,
+    table_intervals,
+)
 from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
-from untold.udfs.statistics.question_resampling import count_tables, sum_by, table_intervals
 
 # Rounding to these digits makes means tie if they tie as fractions
 DIGITS = 12
@@ -48,7 +54,7 @@ def table_rows(
     *,
     excluded: int,
     seed: int,
-) -> list[dict[str, Any]]:
+) -> Rows:
     """Return measures of confusion tables as rows: measure, value, ci_low, ci_high, n, excluded.
 
     `tables` as `table_intervals` accepts them. `n` is the number of units in them, `excluded` the number of others.
@@ -62,17 +68,22 @@ def verdict_rows(
     measures: Mapping[str, confusion.Measure],
     names: Sequence[str],
     pairs: Sequence[tuple[str | None, str | None]],
-    owners: Sequence[str],
+    owners: Sequence[str] | None,
     *,
     seed: int,
-) -> list[dict[str, Any]]:
-    """Return measures of pairs of a label and a verdict as `table_rows`. Whole owners of pairs are resampled.
+    other: str | None = None,
+) -> Rows:
+    """Return measures of pairs of a label and a verdict as `table_rows`; pairs with an unknown one are excluded.
 
-    `names` are the known labels and verdicts. Pairs with another label or verdict are excluded.
+    `names` are the known labels and verdicts, and `other` is the last of them if it is no label. Whole owners of pairs
+    are resampled, or single pairs without owners.
     """
-    codes = np.array([[names.index(one) if one in names else -1 for one in pair] for pair in pairs]).reshape(-1, 2)
-    tables = count_tables(codes[:, 0], codes[:, 1], owners, (len(names), len(names)))
-    return table_rows(measures, tables, excluded=int((codes < 0).any(axis=1).sum()), seed=seed)
+    position: dict[str | None, int] = {name: place for place, name in enumerate(names)}
+    labels, verdicts = ([position.get(pair[side], -1) for pair in pairs] for side in (0, 1))
+    shape = (len(names) - (other is not None), len(names))
+    tables = count_tables(labels, verdicts, owners or [""] * len(pairs), shape)
+    excluded = sum(-1 in codes for codes in zip(labels, verdicts, strict=True))
+    return table_rows(measures, tables if owners else tables.sum(axis=0), excluded=excluded, seed=seed)
 
 
 def group_rows(rows: Iterable[Row], name: str) -> list[list[Row]]:
@@ -92,7 +103,7 @@ def count_units(
     earned: Iterable[tuple[tuple[str | None, str | None], Points]],
     clusters: IntArray | None,
     scales: Mapping[str, int],
-) -> list[dict[str, Any]]:
+) -> Rows:
     """Return the rows of the table `match_counts`: the numbers of units, or of clusters, that earn the same.
 
     Args:
@@ -166,9 +177,7 @@ def _under(convention: str, measure: confusion.Measure, tables: IntArray) -> Flo
     return measure(confusion.under_convention(tables, convention))
 
 
-def agreement_rows(
-    dataset: str, metrics: Sequence[str], models: Sequence[str], found: Mapping[Key, Values]
-) -> list[dict[str, Any]]:
+def agreement_rows(dataset: str, metrics: Sequence[str], models: Sequence[str], found: Mapping[Key, Values]) -> Rows:
     """Return the rows of the table `meta_evaluation` in the given order, with the baselines beside each metric.
 
     A metric without scores of a model has no row. value and limits are None if the measure is undefined.
@@ -208,7 +217,7 @@ def prompt_pairs(metrics: Iterable[str], pairs: PromptPairs) -> Pairs:
 
 def compare_points(
     dataset: str, earned: Mapping[Owner, Points], pairs: Pairs, clusters: IntArray | None, *, scale: int, seed: int
-) -> list[dict[str, Any]]:
+) -> Rows:
     """Return the rows of the table `comparisons` with the tests of LMR of each pair under each convention.
 
     `scale` is the points of a full match. Pairs without a common unit have no row.
@@ -229,7 +238,7 @@ def comparison_rows(
     seed: int,
     scale: int = 1,
     convention: str | None = None,
-) -> list[dict[str, Any]]:
+) -> Rows:
     """Return rows of the table `comparisons` with the paired permutation tests of a family of pairs.
 
     A unit counts if both methods earn points of equally many of its items. Whole clusters of units flip together.
@@ -251,7 +260,7 @@ def comparison_rows(
     ]
 
 
-def confusion_cells(tables: Mapping[Owner, IntArray]) -> list[dict[str, Any]]:
+def confusion_cells(tables: Mapping[Owner, IntArray]) -> Rows:
     """Return the confusion tables as rows of the manifest: model, metric, label, predicted, count."""
     return [
         {"model": model, "metric": metric, "label": label, "predicted": predicted, "count": int(table[row, column])}
@@ -261,7 +270,7 @@ def confusion_cells(tables: Mapping[Owner, IntArray]) -> list[dict[str, Any]]:
     ]
 
 
-def average_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
+def average_rows(counts: Iterable[Row], *, seed: int) -> Rows:
     """Return the rows of `meta_evaluation` with the average LMR of each metric and model, then its spread over models.
 
     `counts` are rows of `match_counts`. Averages only metrics and models that all data sets have. Every data set has
@@ -299,7 +308,7 @@ def _by_owner(counts: Iterable[Row]) -> dict[tuple[str, str, str], dict[str, lis
     return by_owner
 
 
-def _spreads(averages: Iterable[Row]) -> list[dict[str, Any]]:
+def _spreads(averages: Iterable[Row]) -> Rows:
     """Return the population standard deviation of the averages over at least two models, by metric and convention.
 
     n counts models. The published figure covers five models under the convention `published`.

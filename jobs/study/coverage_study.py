@@ -34,6 +34,7 @@ from untold.jobs.study.judgements import (
     MetaEvaluationError,
     Owner,
     Row,
+    Rows,
     Source,
     open_tables,
     read_judgements,
@@ -50,8 +51,6 @@ from untold.udfs.samples.items import items_of_json
 from untold.udfs.samples.labelled import baseline_batches, baseline_names, baseline_schema
 from untold.udfs.statistics.item_agreement import all_tiers, quotas_of, shortages, tier_of
 
-# The columns of a sample besides its items
-NEEDS = ("query", "response")
 # Columns of items: the first that the samples have, or the last for metrics of references
 SOURCES = ("aspects", "references")
 # The column with the kind of each reference
@@ -84,12 +83,12 @@ def _read_verdicts(where: str, rows: pa.Table, items: Container[Key] = frozenset
     rows = rows.filter(pc.field("reference_id").is_valid())
     weight = rows["weight"].cast(pa.float64()) if "weight" in rows.column_names else pa.nulls(len(rows), pa.float64())
     named = {name: rows[name].cast(pa.string()) for name in ("metric", *KEY)}
-    verdicts = pa.table(named | {"owner": named["metric"], "covered": rows["covered"], "weight": weight})
-    parts = [verdicts]
+    verdicts = {**named, "owner": named["metric"], "weight": weight}
+    parts = [pa.table(verdicts | {"covered": rows["covered"]})]
     for name in baselines:
-        said = verdicts.set_column(verdicts.column_names.index("covered"), "covered", rows[name])
-        said = said.set_column(0, "metric", pa.repeat(name, len(rows)).cast(pa.string()))
-        parts.append(said.filter(pc.field("covered").is_valid()))
+        metric = pa.array([name] * len(rows), pa.string())
+        part = pa.table(verdicts | {"metric": metric, "covered": rows[name]})
+        parts.append(part.filter(pc.field("covered").is_valid()))
     return pa.concat_tables(parts)
 
 
@@ -303,7 +302,7 @@ def draw_items(keys: Sequence[Key], tiers: Sequence[str | None], quotas: Mapping
     return drawn
 
 
-def find_misses(found: Judgements, items: Items, shown: Mapping[Owner, Facts]) -> list[dict[str, Any]]:
+def find_misses(found: Judgements, items: Items, shown: Mapping[Owner, Facts]) -> Rows:
     """Return the rows of the table `false_negatives`: method, fn, fn_candidate, fn_entailment.
 
     fn counts the items that people call covered, and the method does not. fn_candidate counts the items of fn without a
@@ -360,7 +359,7 @@ _FACTS = {
 }
 
 
-def similarity_baselines(items: Items, model: ModelFiles | None, samples: DataFrame) -> list[dict[str, Any]]:
+def similarity_baselines(items: Items, model: ModelFiles | None, samples: DataFrame) -> Rows:
     """Return sample_id and one value per baseline: the response against the texts of all items, joined by newlines.
 
     null for samples without a response. Only a local model has the token states that BERTScore needs.
@@ -377,9 +376,7 @@ def similarity_baselines(items: Items, model: ModelFiles | None, samples: DataFr
     # A baseline takes tens of milliseconds per sample, and so runs on all cores
     spread = spark.createDataFrame(pa.Table.from_pylist(rows, schema)).repartition(task_slots(spark), "sample_id")
     fields = spark_schema(baseline_schema(baseline_names(model)))
-    found: list[dict[str, Any]] = (
-        spread.mapInArrow(partial(baseline_batches, model=model), fields).toArrow().to_pylist()
-    )
+    found: Rows = spread.mapInArrow(partial(baseline_batches, model=model), fields).toArrow().to_pylist()
     return found
 
 

@@ -37,6 +37,7 @@ BY_SAMPLE, BY_QUERY, BY_ITEM = "sample", "query", "item"
 # The data set of averages over data sets
 AVERAGE = "average"
 Row = Mapping[str, Any]
+Rows = list[dict[str, Any]]
 Key = tuple[str, ...]
 BoolArray = npt.NDArray[np.bool_]
 Owner = tuple[str, str]
@@ -225,7 +226,7 @@ def check_labels(path: str, labels: Iterable[str | None], known: Collection[str]
         )
 
 
-def whole_rows(rows: Iterable[Row], **shared: Any) -> list[dict[str, Any]]:
+def whole_rows(rows: Iterable[Row], **shared: Any) -> Rows:
     """Return rows of the table `meta_evaluation` with all its columns, null if neither a row nor `shared` has one."""
     return [{name: (shared | dict(row)).get(name) for name in META_EVALUATION.names} for row in rows]
 

@@ -34,10 +34,10 @@ from untold.jobs.study.rendering import with_published
 from untold.jobs.study.report import render
 from untold.jobs.summary.score_counts import FAILED_STATUSES
 from untold.udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_CONTEXTS, CONFLICTBANK_SETS
+from untold.udfs.samples.conversion import REQUIRED
 from untold.udfs.statistics import confusion
 from untold.udfs.statistics.confusion import CONVENTIONS, LABELS, overlap_score
-from untold.udfs.statistics.intervals import FloatArray, IntArray
-from untold.udfs.statistics.question_resampling import count_tables, number_names
+from untold.udfs.statistics.intervals import FloatArray, IntArray, count_tables, number_names
 
 KEY = ("sample_id",)
 # The share of one to five comparisons, and each fixed share below, is a whole number of points
@@ -92,7 +92,7 @@ SCORES = Source(
 class LabelStudy(Study):
     """A study of scores: of labelled responses, or of ConflictBank."""
 
-    source = SCORES
+    source, needs = SCORES, REQUIRED
 
     @property
     def has_labels(self) -> bool:
@@ -139,11 +139,8 @@ class LabelStudy(Study):
         default = np.array([claim == "default" for _, claim in groups])
         points = {}
         for (model, metric), table in found.tables.items():
-            if by_source:
-                scores = BankScores.by_source(table, groups, self.units, shares[model].get(metric, {}))
-            else:
-                scores = BankScores.alone(table, groups)
-            points[model, metric] = bank_points(scores, default)
+            own = shares[model].get(metric, {}) if by_source else None
+            points[model, metric] = bank_points(bank_scores(table, groups, self.units, own), default)
         return points, number_names([row for row, _ in groups])[1]
 
     def evaluate(self, found: Judgements) -> StudyFindings:
@@ -358,25 +355,24 @@ class BankScores:
     failed: BoolArray
     stated: BoolArray
 
-    @classmethod
-    def alone(cls, table: pa.Table, groups: Groups) -> BankScores:
-        """Return the scores of separate evaluations of each context."""
-        order = np.array([[samples[name] for name in CONFLICTBANK_SETS] for samples in groups.values()])
-        score, failed = scores_of(table)
-        return cls(score[order], failed[order], np.ones(order.shape, dtype=bool))
 
-    @classmethod
-    def by_source(
-        cls, table: pa.Table, groups: Groups, units: LabelledUnits, shares: Mapping[tuple[str, str], float]
-    ) -> BankScores:
-        """Return the scores with all contexts, and the shares of single contexts by sample and source."""
-        order = np.array([samples["all"] for samples in groups.values()])
-        score, failed = (values[order, None] for values in scores_of(table))
-        ids = [units.keys[sample][0] for sample in order.tolist()]
+def bank_scores(
+    table: pa.Table, groups: Groups, units: LabelledUnits, shares: Mapping[tuple[str, str], float] | None
+) -> BankScores:
+    """Return the scores of separate evaluations of each context.
+
+    With `shares` of single contexts by sample and source, each unit has one evaluation, with all contexts.
+    """
+    sets = CONFLICTBANK_SETS if shares is None else CONFLICTBANK_SETS[:1]
+    order = np.array([[samples[name] for name in sets] for samples in groups.values()])
+    score, failed = (values[order] for values in scores_of(table))
+    stated = np.ones_like(failed)
+    if shares is not None:
+        ids = [units.keys[sample][0] for sample in order[:, 0].tolist()]
         own = np.array([[shares.get((one, name), np.nan) for name in CONFLICTBANK_CONTEXTS] for one in ids])
-        nothing = np.zeros(own.shape, dtype=bool)
-        stated = np.hstack([np.ones_like(failed), ~np.isnan(own)])
-        return cls(np.hstack([score, own]), np.hstack([failed, nothing]), stated)
+        score, stated = np.hstack([score, own]), np.hstack([stated, ~np.isnan(own)])
+        failed = np.hstack([failed, np.zeros_like(own, dtype=bool)])
+    return BankScores(score, failed, stated)
 
 
 def bank_points(scores: BankScores, default: BoolArray) -> Points:

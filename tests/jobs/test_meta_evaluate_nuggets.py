@@ -18,7 +18,7 @@ from statsmodels.stats.inter_rater import cohens_kappa
 from tests.jobs.studies import Rows, ask, rows_of, run
 from tests.sample_files import write_lines
 from untold.jobs.study.judgements import MetaEvaluationError
-from untold.jobs.study.nuggets_study import evaluation_rows
+from untold.jobs.study.verdict_studies import nugget_rows
 from untold.jobs.tables import STATEMENTS
 from untold.udfs.facts.nugget_measures import SUPPORTS
 
@@ -81,7 +81,7 @@ def expected(rows: Rows) -> dict[str, float]:
 @pytest.mark.parametrize("clustered", [False, True])
 def test_agreement_and_rankings_are_those_of_references(clustered: bool) -> None:
     rows = assignments()
-    found = {row["measure"]: row for row in evaluation_rows({"m": rows}, "vital", clustered=clustered, seed=0)}
+    found = {row["measure"]: row for row in nugget_rows({"m": rows}, "vital", clustered=clustered, seed=0)}
     assert {name: row["value"] for name, row in found.items()} == pytest.approx(expected(rows))
     known = sum(bool(row["people"] and row["support"]) for row in rows)
     assert (found["kappa"]["n"], found["kappa"]["excluded"]) == (known, len(rows) - known)
@@ -91,14 +91,14 @@ def test_agreement_and_rankings_are_those_of_references(clustered: bool) -> None
 
 def test_without_systems_there_is_no_ranking() -> None:
     rows = [row | {"system": None} for row in assignments()]
-    found = {row["measure"]: row for row in evaluation_rows({"m": rows}, "vital", clustered=False, seed=0)}
+    found = {row["measure"]: row for row in nugget_rows({"m": rows}, "vital", clustered=False, seed=0)}
     assert (found["kendall"]["value"], found["kendall"]["n"]) == (None, 0)
     assert (found["kendall_within_query"]["value"], found["kappa"]["n"] > 0) == (None, True)
 
 
 def test_without_assignments_nothing_is_known() -> None:
     rows = [row | {"support": None} for row in assignments()]
-    found = evaluation_rows({"m": rows}, "vital", clustered=False, seed=0)
+    found = nugget_rows({"m": rows}, "vital", clustered=False, seed=0)
     assert [(row["value"], row["n"]) for row in found] == [(None, 0)] * 4
 
 

@@ -16,7 +16,7 @@ from statsmodels.stats.inter_rater import cohens_kappa
 from tests.jobs.studies import Rows, ask, rows_of, run
 from tests.sample_files import write_lines
 from untold.jobs.study.judgements import MetaEvaluationError
-from untold.jobs.study.nuggets_study import criterion_rows
+from untold.jobs.study.verdict_studies import criterion_rows
 from untold.jobs.tables import CRITERIA
 from untold.udfs.facts.rubric_measures import VERDICTS
 

@@ -34,9 +34,8 @@ from untold.udfs.statistics.confusion import (
     under_convention,
 )
 from untold.udfs.statistics.confusion import FAILED as FAILED_OUTCOME
-from untold.udfs.statistics.intervals import Interval
+from untold.udfs.statistics.intervals import Interval, count_tables
 from untold.udfs.statistics.permutation import clustered_permutation_test
-from untold.udfs.statistics.question_resampling import count_tables
 
 Scores = Mapping[str, float | None]
 VALUES = (0.0, 0.25, 0.5, 1.0, None)
