@@ -349,32 +349,39 @@ def _range(name: str, form: str = ".3f") -> Callable[[Row], str]:
 
 
 # The columns of the terminal and of the report by form: totals, and figures per sample and of the whole input
-TOTALS: Columns = {
-    "form": "form",
-    "requests": _figure("requests", ","),
-    "tokens": lambda row: f"{_tokens(row):,.0f}",
-    "cost": _figure("cost", ",.4f"),
-    "seconds": _figure("seconds", ",.1f"),
-    "kappa": _figure("kappa"),
-    "95 % interval": _range("kappa"),
-    "difference": _figure("difference", "+.3f"),
-    "tau-b": _figure("tau", ".2f"),
-}
-PER_SAMPLE: Columns = {
-    "form": "form",
-    "requests a sample": _figure("sample_requests", ",.1f"),
-    "tokens a sample": lambda row: f"{_tokens(row, 'sample_'):,.0f}",
-    "cost a sample": _figure("sample_cost", ",.6f"),
-    "seconds a sample": _figure("sample_seconds", ",.2f"),
-    "cost of all": _figure("projected_cost", ",.2f"),
-    "hours of all": _figure("projected_hours", ",.2f"),
-}
-RANKS: Columns = {
-    "form": "form",
-    "tau-b, 95 % interval": _range("tau", ".2f"),
-    "same winner": lambda row: str(row["same_winner"]),
-    "winner changes": _figure("winner_changes", ".1%"),
-}
+TOTALS: Columns = [
+    "form",
+    ("requests", _figure("requests", ",")),
+    ("tokens", lambda row: f"{_tokens(row):,.0f}"),
+    ("cost", _figure("cost", ",.4f")),
+    ("seconds", _figure("seconds", ",.1f")),
+    ("kappa", _figure("kappa")),
+    ("95 % interval", _range("kappa")),
+    ("difference", _figure("difference", "+.3f")),
+    ("tau-b", _figure("tau", ".2f")),
+]
+PER_SAMPLE: Columns = [
+    "form",
+    ("requests a sample", _figure("sample_requests", ",.1f")),
+    ("tokens a sample", lambda row: f"{_tokens(row, 'sample_'):,.0f}"),
+    ("cost a sample", _figure("sample_cost", ",.6f")),
+    ("seconds a sample", _figure("sample_seconds", ",.2f")),
+    ("cost of all", _figure("projected_cost", ",.2f")),
+    ("hours of all", _figure("projected_hours", ",.2f")),
+]
+LIMITS: Columns = [
+    "form",
+    ("lower limit", _figure("loa_low", "+.3f")),
+    ("95 % interval", _range("loa_low_ci", "+.3f")),
+    ("upper limit", _figure("loa_high", "+.3f")),
+    ("95 % interval", _range("loa_high_ci", "+.3f")),
+]
+RANKS: Columns = [
+    "form",
+    ("tau-b, 95 % interval", _range("tau", ".2f")),
+    ("same winner", lambda row: str(row["same_winner"])),
+    ("winner changes", _figure("winner_changes", ".1%")),
+]
 
 
 def _advice(rows: Sequence[Row], least: float) -> list[str]:
@@ -388,9 +395,10 @@ def _advice(rows: Sequence[Row], least: float) -> list[str]:
 
 def calibration_lines(rows: Sequence[Row], least: float, page: Page) -> Iterator[str]:
     """Yield the lines of the forms and of the recommended form."""
-    yield from table(list(TOTALS), cells(TOTALS, rows), page, names=1)
+    totals, per_sample = (cells(columns, rows) for columns in (TOTALS, PER_SAMPLE))
+    yield from table(totals[0], totals[1:], page, names=1)
     yield ""
-    yield from table(list(PER_SAMPLE), cells(PER_SAMPLE, rows), page, names=1)
+    yield from table(per_sample[0], per_sample[1:], page, names=1)
     size, drawn = rows[0]["population_size"], rows[0]["samples"]
     yield from wrapped(f"of all: of all {size:,} samples, by the {drawn:,} that were scored", page)
     yield from ("", *_advice(rows, least))
@@ -398,25 +406,16 @@ def calibration_lines(rows: Sequence[Row], least: float, page: Page) -> Iterator
 
 def report_of(rows: Sequence[Row], least: float) -> str:
     """Return the report as Markdown."""
-
-    limits = [_figure("loa_low", "+.3f"), _range("loa_low_ci", "+.3f")]
-    limits += [_figure("loa_high", "+.3f"), _range("loa_high_ci", "+.3f")]
-    # Two columns have one head, so this table is no mapping
-    heads = ["form", "lower limit", "95 % interval", "upper limit", "95 % interval"]
-
-    def markdown(columns: Columns) -> str:
-        return markdown_table(list(columns), cells(columns, rows))
-
     parts = [
         f"# Calibration\n\n{rows[0]['samples']:,} of {rows[0]['population_size']:,} samples, scored in each form.\n",
-        markdown(TOTALS),
+        markdown_table(TOTALS, rows),
         "\nSeconds are the sum over requests and local models.\n",
-        markdown(PER_SAMPLE),
+        markdown_table(PER_SAMPLE, rows),
         "\nDifferences are the score of the variant minus the published score. Intervals resample whole queries. "
         "Limits of agreement, which contain 95 % of the differences:\n",
-        markdown_table(heads, [[row["form"], *(limit(row) for limit in limits)] for row in rows]),
+        markdown_table(LIMITS, rows),
         "\nSystems:\n",
-        markdown(RANKS),
+        markdown_table(RANKS, rows),
         "",
         "\n".join(_advice(rows, least)),
     ]

@@ -8,10 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from pyspark.sql import SparkSession
-
 from untold.graph.views import FORMATS
-from untold.jobs.inputs.samples import Samples, fingerprint, show_invalid
+from untold.jobs.inputs.samples import fingerprint, show_invalid
 from untold.jobs.metrics.scoring import ScoreRequest
 from untold.jobs.run.manifest import Identity
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
@@ -22,22 +20,20 @@ from untold.jobs.run_tables import RunTables, open_run
 from untold.jobs.score import score
 from untold.jobs.study.agreement import average_rows, has_answered, missing_averages
 from untold.jobs.study.annotations import Restate, write_sheet
-from untold.jobs.study.claims_study import ClaimStudy, StageCaller, read_claims
-from untold.jobs.study.coverage_study import NEEDS, CoverageStudy
+from untold.jobs.study.coverage_study import CoverageStudy
 from untold.jobs.study.judgements import AVERAGE, MetaEvaluationError
 from untold.jobs.study.label_study import LabelStudy
-from untold.jobs.study.meta_evaluation import CLAIMS, COVERAGE, NUGGETS, RUBRICS, Study, check_prompts
+from untold.jobs.study.meta_evaluation import CLAIMS, COVERAGE, NUGGETS, RUBRICS, StageCaller, Study, check_prompts
 from untold.jobs.study.meta_evaluation import MetaEvaluationOutcome as MetaEvaluationOutcome
 from untold.jobs.study.meta_evaluation import MetaEvaluationRequest as MetaEvaluationRequest
 from untold.jobs.study.meta_evaluation import Sheet as Sheet
 from untold.jobs.study.meta_evaluation import StudyEndpoint as StudyEndpoint
 from untold.jobs.study.meta_evaluation import endpoint_of as endpoint_of
-from untold.jobs.study.nuggets_study import READS, NuggetStudy, RubricStudy
 from untold.jobs.study.report import draw, render_averages
+from untold.jobs.study.verdict_studies import ClaimStudy, NuggetStudy, RubricStudy
 from untold.jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
 from untold.jobs.tables import COVERAGE as COVERAGE_TABLE
 from untold.udfs.errors import UserError
-from untold.udfs.samples.conversion import REQUIRED
 from untold.udfs.storage import StoragePath
 
 TABLE = "meta_evaluation"
@@ -71,9 +67,10 @@ def meta_evaluate(request: MetaEvaluationRequest, display: Display) -> MetaEvalu
 def _meta_evaluate(output: Output, request: MetaEvaluationRequest, display: Display) -> MetaEvaluationOutcome:
     """Check the samples and the existing scores, remove an earlier report, and evaluate."""
     steps = output.workspace(open_session(request.settings))
-    found = _read(steps.spark, request)
+    kind = STUDIES.get(request.dataset, LabelStudy)
+    found = kind.read_samples(steps.spark, request)
     show_invalid(found, display)
-    study = STUDIES.get(request.dataset, LabelStudy)(request, steps.keep(found.samples, "samples"), steps)
+    study = kind(request, steps.keep(found.samples, "samples"), steps)
     # Raises before any request for labels that the study cannot use
     _ = study.units
     content = fingerprint(study.samples)
@@ -88,15 +85,6 @@ def _meta_evaluate(output: Output, request: MetaEvaluationRequest, display: Disp
         raise
 
 
-def _read(spark: SparkSession, request: MetaEvaluationRequest) -> Samples:
-    """Read the input of a study as samples."""
-    if request.dataset == CLAIMS:
-        return read_claims(spark, request.input, request.layout, request.limit, request.draw, request.read)
-    if request.dataset in (NUGGETS, RUBRICS):
-        return request.read_columns(spark, NEEDS, READS)
-    return request.read_columns(spark, NEEDS if request.dataset == COVERAGE else REQUIRED)
-
-
 STUDIES: dict[str, type[Study]] = {
     COVERAGE: CoverageStudy,
     CLAIMS: ClaimStudy,
@@ -107,13 +95,13 @@ STUDIES: dict[str, type[Study]] = {
 
 def _check_models(endpoints: Sequence[StudyEndpoint]) -> None:
     """Raise MetaEvaluationError if two endpoints have one model, or models with one folder."""
-    by_folder: dict[str, str] = {}
+    by_folder: dict[str, StudyEndpoint] = {}
     for endpoint in endpoints:
         # Some file systems ignore case
-        other = by_folder.setdefault(endpoint.folder.lower(), endpoint.model)
-        if endpoint is not next(one for one in endpoints if one.folder.lower() == endpoint.folder.lower()):
+        other = by_folder.setdefault(endpoint.folder.lower(), endpoint)
+        if other is not endpoint:
             raise MetaEvaluationError(
-                f"two endpoints have the models `{other}` and `{endpoint.model}` and would share one folder. "
+                f"two endpoints have the models `{other.model}` and `{endpoint.model}` and would share one folder. "
                 "Set a different model for each endpoint (llm.model of a preset file)"
             )
 
@@ -257,10 +245,10 @@ def combine_studies(
     runs = [_open(study) for study in studies]
     _check_once(runs)
     # Baselines have no model and no average
-    counts = [row for run in runs for row in _rows(run, "match_counts") if row["model"] is not None]
+    counts = [row for run in runs for row in run.table("match_counts").to_pylist() if row["model"] is not None]
     for metric, model, missing in missing_averages(counts):
         notify(f"{metric} of {model} has no average: it was not evaluated on {', '.join(missing)}")
-    given = [row for run in runs for row in _rows(run, TABLE) if row["measure"] == "lmr"]
+    given = [row for run in runs for row in run.table(TABLE).to_pylist() if row["measure"] == "lmr"]
     averages = average_rows(counts, seed=seed)
     if not has_answered(averages):
         raise CombineError(
@@ -297,17 +285,11 @@ def _fingerprint(runs: Sequence[RunTables]) -> str:
     return hashlib.blake2b(json.dumps(identities, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def _rows(run: RunTables, table: str) -> list[dict[str, Any]]:
-    """Return the rows of a small table of a study."""
-    rows: list[dict[str, Any]] = run.table(table).to_pylist()
-    return rows
-
-
 def _check_once(runs: Sequence[RunTables]) -> None:
     """Raise CombineError if two studies have one metric of a model on one data set."""
     owners: dict[tuple[str, ...], str] = {}
     for run in runs:
-        for owner in sorted({tuple(row[key] for key in KEYS) for row in _rows(run, TABLE)}):
+        for owner in sorted({tuple(row[key] for key in KEYS) for row in run.table(TABLE).to_pylist()}):
             other = owners.setdefault(owner, run.directory)
             if other != run.directory:
                 dataset, metric, model = owner

@@ -184,8 +184,8 @@ def _run(options: Options) -> int:
 def _check_labelled(options: Options) -> ReadOptions:
     """Return the format of the study's input. Raise the errors of `check_samples`."""
     from untold.jobs.inputs.checking import adapter_of
-    from untold.jobs.study.claims_study import layout_of
-    from untold.jobs.study.coverage_study import NEEDS
+    from untold.jobs.study.meta_evaluation import NEEDS
+    from untold.jobs.study.verdict_studies import layout_of
 
     if options.dataset == "claims":
         return arguments.check_samples(options, (), layout_of(options.format))

@@ -13,13 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from untold.jobs.study.judgements import AVERAGE, Owner, Row
+from untold.jobs.study.judgements import AVERAGE, Owner, Row, Rows, whole_rows
 from untold.jobs.study.meta_evaluation import PromptPairs
 from untold.jobs.study.rendering import with_published
 from untold.udfs.statistics import confusion
-from untold.udfs.statistics.intervals import FloatArray, IntArray, clustered_bca_interval, joint_bca_interval
+from untold.udfs.statistics.intervals import (
+    FloatArray,
+    IntArray,
+    count_tables,
+    joint_bca_interval,
+    sum_by,
+    table_intervals,
+)
 from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test
-from untold.udfs.statistics.question_resampling import sum_by, table_intervals
 
 # Rounding to these digits makes means tie if they tie as fractions
 DIGITS = 12
@@ -48,7 +54,7 @@ def table_rows(
     *,
     excluded: int,
     seed: int,
-) -> list[dict[str, Any]]:
+) -> Rows:
     """Return measures of confusion tables as rows: measure, value, ci_low, ci_high, n, excluded.
 
     `tables` as `table_intervals` accepts them. `n` is the number of units in them, `excluded` the number of others.
@@ -56,6 +62,28 @@ def table_rows(
     sizes = {"n": int(tables.sum()), "excluded": excluded}
     found = table_intervals(measures, tables, clusters, seed=seed)
     return [{"measure": name, **one.columns(), **sizes} for name, one in found.items()]
+
+
+def verdict_rows(
+    measures: Mapping[str, confusion.Measure],
+    names: Sequence[str],
+    pairs: Sequence[tuple[str | None, str | None]],
+    owners: Sequence[str] | None,
+    *,
+    seed: int,
+    other: str | None = None,
+) -> Rows:
+    """Return measures of pairs of a label and a verdict as `table_rows`; pairs with an unknown one are excluded.
+
+    `names` are the known labels and verdicts, and `other` is the last of them if it is no label. Whole owners of pairs
+    are resampled, or single pairs without owners.
+    """
+    position: dict[str | None, int] = {name: place for place, name in enumerate(names)}
+    labels, verdicts = ([position.get(pair[side], -1) for pair in pairs] for side in (0, 1))
+    shape = (len(names) - (other is not None), len(names))
+    tables = count_tables(labels, verdicts, owners or [""] * len(pairs), shape)
+    excluded = sum(-1 in codes for codes in zip(labels, verdicts, strict=True))
+    return table_rows(measures, tables if owners else tables.sum(axis=0), excluded=excluded, seed=seed)
 
 
 def group_rows(rows: Iterable[Row], name: str) -> list[list[Row]]:
@@ -70,58 +98,60 @@ def group_means(rows: Iterable[Row], name: str, columns: Sequence[str]) -> list[
     return [[round(fsum(row[column] for row in own) / len(own), DIGITS) for own in groups] for column in columns]
 
 
-def count_units(earned: Points, clusters: IntArray | None) -> list[dict[str, Any]]:
-    """Count the units, or the clusters, that earn the same: convention, measure, points, size, count, excluded.
+def count_units(
+    dataset: str,
+    earned: Iterable[tuple[tuple[str | None, str | None], Points]],
+    clusters: IntArray | None,
+    scales: Mapping[str, int],
+) -> Rows:
+    """Return the rows of the table `match_counts`: the numbers of units, or of clusters, that earn the same.
 
-    `points` are sums over the cluster, `size` is its number of units with points, and `excluded` is the sum over
-    `count` clusters. `clusters`: int64[units], or None to count single units.
+    Args:
+        earned: The points of each model and metric; both are None for baselines.
+        clusters: int64[units], or None to count single units. The points and sizes of a cluster are sums.
+        scales: The points of a full match by measure.
     """
     rows = []
-    for (measure, convention), (points, excluded) in earned.items():
-        # A unit without comparisons has no weight, but its excluded comparisons count
-        cells = np.stack([np.maximum(points, 0), points >= 0, excluded], axis=1)
-        summed = sum_by(cells, clusters)
-        distinct, owner, counts = np.unique(summed[:, :2], axis=0, return_inverse=True, return_counts=True)
-        left_out = np.bincount(owner.ravel(), weights=summed[:, 2], minlength=len(distinct)).astype(np.int64)
-        for (total, size), count, left in zip(distinct.tolist(), counts.tolist(), left_out.tolist(), strict=True):
-            named = {"convention": convention, "measure": measure}
-            rows.append(named | {"points": total, "size": size, "count": count, "excluded": left})
-    return rows
+    for (model, metric), found in earned:
+        for (measure, convention), (points, excluded) in found.items():
+            # A unit without comparisons has no weight, but its excluded comparisons count
+            cells = sum_by(np.stack([np.maximum(points, 0), points >= 0, excluded], axis=1), clusters)
+            distinct, owner, counts = np.unique(cells[:, :2], axis=0, return_inverse=True, return_counts=True)
+            left_out = np.bincount(owner.ravel(), weights=cells[:, 2], minlength=len(distinct)).astype(np.int64)
+            names = {"dataset": dataset, "metric": metric, "model": model, "convention": convention}
+            rows += [
+                {**names, "measure": measure, "scale": scales[measure]}
+                | {"points": total, "size": size, "count": count, "excluded": left}
+                for (total, size), count, left in zip(
+                    distinct.tolist(), counts.tolist(), left_out.tolist(), strict=True
+                )
+            ]
+    order = ("metric", "model", "convention", "measure", "points", "size")
+    # The model and the metric of baselines are None
+    return sorted(rows, key=lambda row: [(row[name] is not None, row[name]) for name in order])
 
 
-def point_intervals(counted: Iterable[Row], scales: Mapping[str, int], *, seed: int) -> dict[Key, Values]:
-    """Return the mean share of the points with its BCa interval, by model, metric, convention and measure.
-
-    `counted` are rows of `count_units` with model and metric; `scales` are the points of a full match by measure.
-    Methods, section 7.
-    """
+def match_means(counts: Iterable[Row], *, seed: int) -> dict[Key, Values]:
+    """Return the mean share of the points by model, metric, convention and measure. `counts`: as `count_units`."""
     found: dict[Key, list[Row]] = defaultdict(list)
-    for row in counted:
+    for row in counts:
         found[row["model"], row["metric"], row["convention"], row["measure"]].append(row)
-    return {
-        key: clustered_bca_interval(*unit_counts(rows, scales[key[3]]), seed=seed).columns() | _sizes(rows)
-        for key, rows in found.items()
-    }
+    return {key: mean_match([rows], seed=seed) for key, rows in found.items()}
 
 
-def unit_counts(rows: Sequence[Row], scale: int) -> tuple[list[float], list[int], list[int]]:
-    """Return the sums of shares, the sizes and the counts of clusters, as `clustered_bca_interval` accepts them."""
-    sums = [row["points"] / scale for row in rows]
-    return sums, [row["size"] for row in rows], [row["count"] for row in rows]
+def mean_match(datasets: Sequence[Sequence[Row]], *, seed: int) -> dict[str, Any]:
+    """Return the mean share of the points with its BCa interval, and sums of n and excluded; methods, section 7.
 
-
-def _sizes(rows: Iterable[Row]) -> dict[str, int]:
-    """Return the number of units with points, and the number of excluded comparisons."""
-    n, excluded = zip(*((row["size"] * row["count"], row["excluded"]) for row in rows), strict=True)
-    return {"n": sum(n), "excluded": sum(excluded)}
-
-
-def match_counts(dataset: str, counted: Iterable[Row], scales: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return the sorted rows of the table `match_counts`, from which averages over data sets are computed."""
-    rows = [{"dataset": dataset, **row, "scale": scales[row["measure"]]} for row in counted]
-    names = ("metric", "model", "convention", "measure", "points", "size")
-    # None, the model and metric of baselines, sorts first
-    return sorted(rows, key=lambda row: [(row[name] is not None, row[name]) for name in names])
+    `datasets` has the rows of `match_counts` of one measure. The mean of several data sets is that of their means, and
+    every data set is resampled independently.
+    """
+    samples = [
+        ([row["points"] / row["scale"] for row in own], [row["size"] for row in own], [row["count"] for row in own])
+        for own in datasets
+    ]
+    rows = [row for own in datasets for row in own]
+    n, excluded = sum(row["size"] * row["count"] for row in rows), sum(row["excluded"] for row in rows)
+    return joint_bca_interval(samples, seed=seed).columns() | {"n": n, "excluded": excluded}
 
 
 def confusion_intervals(tables: Mapping[Owner, IntArray], *, seed: int) -> dict[Key, Values]:
@@ -147,9 +177,7 @@ def _under(convention: str, measure: confusion.Measure, tables: IntArray) -> Flo
     return measure(confusion.under_convention(tables, convention))
 
 
-def agreement_rows(
-    dataset: str, metrics: Sequence[str], models: Sequence[str], found: Mapping[Key, Values]
-) -> list[dict[str, Any]]:
+def agreement_rows(dataset: str, metrics: Sequence[str], models: Sequence[str], found: Mapping[Key, Values]) -> Rows:
     """Return the rows of the table `meta_evaluation` in the given order, with the baselines beside each metric.
 
     A metric without scores of a model has no row. value and limits are None if the measure is undefined.
@@ -189,7 +217,7 @@ def prompt_pairs(metrics: Iterable[str], pairs: PromptPairs) -> Pairs:
 
 def compare_points(
     dataset: str, earned: Mapping[Owner, Points], pairs: Pairs, clusters: IntArray | None, *, scale: int, seed: int
-) -> list[dict[str, Any]]:
+) -> Rows:
     """Return the rows of the table `comparisons` with the tests of LMR of each pair under each convention.
 
     `scale` is the points of a full match. Pairs without a common unit have no row.
@@ -210,7 +238,7 @@ def comparison_rows(
     seed: int,
     scale: int = 1,
     convention: str | None = None,
-) -> list[dict[str, Any]]:
+) -> Rows:
     """Return rows of the table `comparisons` with the paired permutation tests of a family of pairs.
 
     A unit counts if both methods earn points of equally many of its items. Whole clusters of units flip together.
@@ -232,7 +260,7 @@ def comparison_rows(
     ]
 
 
-def confusion_cells(tables: Mapping[Owner, IntArray]) -> list[dict[str, Any]]:
+def confusion_cells(tables: Mapping[Owner, IntArray]) -> Rows:
     """Return the confusion tables as rows of the manifest: model, metric, label, predicted, count."""
     return [
         {"model": model, "metric": metric, "label": label, "predicted": predicted, "count": int(table[row, column])}
@@ -242,7 +270,7 @@ def confusion_cells(tables: Mapping[Owner, IntArray]) -> list[dict[str, Any]]:
     ]
 
 
-def average_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
+def average_rows(counts: Iterable[Row], *, seed: int) -> Rows:
     """Return the rows of `meta_evaluation` with the average LMR of each metric and model, then its spread over models.
 
     `counts` are rows of `match_counts`. Averages only metrics and models that all data sets have. Every data set has
@@ -250,9 +278,13 @@ def average_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
     """
     by_owner = _by_owner(counts)
     datasets = sorted({dataset for found in by_owner.values() for dataset in found})
-    whole = {owner: found for owner, found in by_owner.items() if len(found) == len(datasets)}
-    averages = [_average(owner, [found[name] for name in datasets], seed) for owner, found in sorted(whole.items())]
-    return with_published([*averages, *_spreads(averages)])
+    rows = [
+        {"metric": metric, "model": model, "convention": convention, "measure": LMR}
+        | mean_match([found[name] for name in datasets], seed=seed)
+        for (metric, model, convention), found in sorted(by_owner.items())
+        if len(found) == len(datasets)
+    ]
+    return with_published(whole_rows([*rows, *_spreads(rows)], dataset=AVERAGE))
 
 
 def has_answered(rows: Iterable[Row]) -> bool:
@@ -276,23 +308,7 @@ def _by_owner(counts: Iterable[Row]) -> dict[tuple[str, str, str], dict[str, lis
     return by_owner
 
 
-def _average(owner: tuple[str, str, str], sets: Sequence[Sequence[Row]], seed: int) -> dict[str, Any]:
-    """Return a row with the mean of the means of the data sets. n and excluded are sums over the data sets.
-
-    The interval resamples every data set independently.
-    """
-    interval = joint_bca_interval([unit_counts(rows, rows[0]["scale"]) for rows in sets], seed=seed)
-    return {
-        "dataset": AVERAGE,
-        **dict(zip(("metric", "model", "convention"), owner, strict=True)),
-        "measure": LMR,
-        **interval.columns(),
-        "n": sum(row["size"] * row["count"] for rows in sets for row in rows),
-        "excluded": sum(row["excluded"] for rows in sets for row in rows),
-    }
-
-
-def _spreads(averages: Iterable[Row]) -> list[dict[str, Any]]:
+def _spreads(averages: Iterable[Row]) -> Rows:
     """Return the population standard deviation of the averages over at least two models, by metric and convention.
 
     n counts models. The published figure covers five models under the convention `published`.
@@ -301,9 +317,8 @@ def _spreads(averages: Iterable[Row]) -> list[dict[str, Any]]:
     for row in averages:
         if row["value"] is not None:
             values[row["metric"], row["convention"]].append(row["value"])
-    names = ("model", "ci_low", "ci_high", "excluded")
     return [
-        {"dataset": AVERAGE, "metric": metric, "convention": convention, "measure": SPREAD, **dict.fromkeys(names)}
+        {"metric": metric, "convention": convention, "measure": SPREAD}
         | {"value": statistics.pstdev(found), "n": len(found)}
         for (metric, convention), found in sorted(values.items())
         if len(found) > 1

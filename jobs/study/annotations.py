@@ -38,7 +38,7 @@ KEY = "annotation_key.csv"
 SHEET = "annotation_sheet"
 TABLE = "human_study"
 REPORT = f"{TABLE}.md"
-# The number of metrics of a sheet
+# The number of metrics of a sheet. The published sheet has three
 FEWEST, MOST = 2, 3
 # The metric whose statements are questions with answers
 QA = "qa"
@@ -101,7 +101,10 @@ def write_sheet(
     Raises AnnotationError for too few samples, for statements that cannot be restated, and for an output with another
     draw; UnreadableRunError without a run. Writes nothing then. Dejl et al. 2025; methods, section 6.
     """
-    _check_metrics(metrics)
+    if not FEWEST <= len(metrics) <= MOST:
+        raise AnnotationError(
+            f"an annotation sheet sets {FEWEST} or {MOST} metrics side by side; --metric names {len(metrics)}"
+        )
     runs = dict.fromkeys(metrics, run) if isinstance(run, str) else {name: run[name] for name in metrics}
     opened = {metric: open_run(place) for metric, place in runs.items()}
     for name in ("samples", "scores", "statements"):
@@ -118,14 +121,6 @@ def write_sheet(
     }
     _write_draw(output, files)
     return SheetCounts(n, len(sheet) - 1, restated)
-
-
-def _check_metrics(metrics: Sequence[str]) -> None:
-    """Raise AnnotationError for fewer or more metrics than a sheet has (published: three)."""
-    if not FEWEST <= len(metrics) <= MOST:
-        raise AnnotationError(
-            f"an annotation sheet sets {FEWEST} or {MOST} metrics side by side; --metric names {len(metrics)}"
-        )
 
 
 def _draw(runs: Mapping[str, RunTables], n: int, seed: int) -> list[Row]:

@@ -23,6 +23,7 @@ from untold.jobs.study.judgements import (
     Key,
     LabelledUnits,
     Row,
+    Rows,
     whole_rows,
 )
 from untold.jobs.study.judgements import Owner as JudgementOwner
@@ -32,9 +33,15 @@ from untold.udfs.samples.data_sets import MUST_HAVE, NICE_TO_HAVE
 from untold.udfs.samples.labelled import word_overlap
 from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1
 from untold.udfs.statistics.correlation import correlate
-from untold.udfs.statistics.intervals import IntArray
-from untold.udfs.statistics.item_agreement import fleiss_kappa, item_averages, krippendorff_alpha, votes
-from untold.udfs.statistics.question_resampling import auc, score_counts, total_interval
+from untold.udfs.statistics.intervals import IntArray, total_interval
+from untold.udfs.statistics.item_agreement import (
+    auc,
+    fleiss_kappa,
+    item_averages,
+    krippendorff_alpha,
+    score_counts,
+    votes,
+)
 
 KEY = ("sample_id", "reference_id")
 KAPPA, ALPHA = "fleiss_kappa", "krippendorff_alpha"
@@ -96,7 +103,7 @@ def codes_of(table: pa.Table) -> IntArray:
     return codes
 
 
-def sample_rows(items: Items, found: Judgements, baselines: Sequence[Row]) -> list[dict[str, Any]]:
+def sample_rows(items: Items, found: Judgements, baselines: Sequence[Row]) -> Rows:
     """Return the rows of the table `coverage`: each sample under each metric of a model, then under each baseline.
 
     `human` is the share of covered items among the labelled items, `value` among all items with a verdict. The counts
@@ -120,7 +127,7 @@ def sample_rows(items: Items, found: Judgements, baselines: Sequence[Row]) -> li
     return rows
 
 
-def _people(items: Items) -> list[dict[str, Any]]:
+def _people(items: Items) -> Rows:
     """Return sample_id, query_id, human, labelled and ties of each sample. Ties have labels and no majority."""
     tied = (items.said < 0) & (items.votes[:, 0] > 0)
     counts = zip(*map(items.count, (items.said >= 0, items.said == 1, tied)), strict=True)
@@ -131,7 +138,7 @@ def _people(items: Items) -> list[dict[str, Any]]:
     ]
 
 
-def compare_prompts(rows: Iterable[Row], pairs: PromptPairs, *, clustered: bool, seed: int) -> list[dict[str, Any]]:
+def compare_prompts(rows: Iterable[Row], pairs: PromptPairs, *, clustered: bool, seed: int) -> Rows:
     """Return the rows of the table `comparisons` for prompts of one model: tests of accuracy over labelled items.
 
     `rows` are those of the table `coverage`, with equal samples of all methods. The items of a sample, or of a query
@@ -184,7 +191,7 @@ def count_labels(votes: Iterable[tuple[int, int]]) -> ItemLabels:
 
 def evaluation_rows(
     rows: Sequence[Row], labels: ItemLabels, more: Sequence[Row] = (), *, clustered: bool, seed: int
-) -> list[dict[str, Any]]:
+) -> Rows:
     """Return the rows of the table `meta_evaluation`: correlations and covered items by metric and model, then kappa.
 
     `rows` has the rows of the table `coverage`; `more` has the rows of single items, which come last. With `clustered`,
@@ -193,7 +200,7 @@ def evaluation_rows(
     by_owner: dict[Owner, list[Row]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: str(row["sample_id"])):
         by_owner[row["metric"], row["model"]].append(row)
-    found: list[dict[str, Any]] = []
+    found: Rows = []
     for metric, model in dict.fromkeys((row["metric"], row["model"]) for row in rows):
         own = by_owner[metric, model]
         found += [{"metric": metric, "model": model} | row for row in _correlations(own, clustered, seed)]
@@ -205,7 +212,7 @@ def evaluation_rows(
     return whole_rows([*found, *({"level": BY_ITEM, **row} for row in more)], dataset="coverage")
 
 
-def _correlations(rows: Sequence[Row], clustered: bool, seed: int) -> list[dict[str, Any]]:
+def _correlations(rows: Sequence[Row], clustered: bool, seed: int) -> Rows:
     """Correlate the samples that both people and the metric judged. The others are left out and counted."""
     known = [row for row in rows if row["human"] is not None and row["value"] is not None]
     clusters = [row["query_id"] for row in known] if clustered else None
@@ -221,7 +228,7 @@ def _correlations(rows: Sequence[Row], clustered: bool, seed: int) -> list[dict[
     ]
 
 
-def _items(rows: Sequence[Row], clustered: bool, seed: int) -> list[dict[str, Any]]:
+def _items(rows: Sequence[Row], clustered: bool, seed: int) -> Rows:
     """Measure covered items: macro over the samples with a judged label, micro over their items, and agreement."""
     judged = [row for row in rows if row["judged"]]
     clusters = [row["query_id"] for row in judged] if clustered else None
@@ -250,7 +257,7 @@ MODELS_KAPPA, MAJORITIES_KAPPA = "fleiss_kappa_models", "fleiss_kappa_majorities
 LEAST_ANNOTATORS = 3
 
 
-def item_rows(items: Items, found: Judgements, *, clustered: bool, seed: int) -> list[dict[str, Any]]:
+def item_rows(items: Items, found: Judgements, *, clustered: bool, seed: int) -> Rows:
     """Return the rows of `meta_evaluation` of single items: kappas of models, baselines and ceilings, and weights."""
     units = items.names(clustered=clustered)
     rows = model_kappas(items, found)
@@ -259,7 +266,7 @@ def item_rows(items: Items, found: Judgements, *, clustered: bool, seed: int) ->
     return rows + weight_rows(items, found, units, seed)
 
 
-def model_kappas(items: Items, found: Judgements) -> list[dict[str, Any]]:
+def model_kappas(items: Items, found: Judgements) -> Rows:
     """Return Fleiss' kappa of the models of each metric, and Fleiss' kappa of two majorities: models and annotators.
 
     The first compares the items that all models judged. n counts the compared items; excluded counts the others.
@@ -284,7 +291,7 @@ def model_kappas(items: Items, found: Judgements) -> list[dict[str, Any]]:
 
 def pair_rows(
     items: Items, found: Judgements, cited: Mapping[JudgementOwner, Facts], *, clustered: bool, seed: int
-) -> list[dict[str, Any]]:
+) -> Rows:
     """Return by metric and model precision, recall and F1 over pairs of a reference and a response fact.
 
     `cited` has the facts by which a method calls an item covered. The pairs of people are the covered items with the
@@ -314,7 +321,7 @@ def pair_rows(
     return rows
 
 
-def overlap_rows(items: Items, units: Sequence[str], seed: int) -> list[dict[str, Any]]:
+def overlap_rows(items: Items, units: Sequence[str], seed: int) -> Rows:
     """Return the AUC of a baseline, the share of an item's words in the response, and the accuracy of a constant label.
 
     Items without a majority, a word or a response are left out. `units` are the samples or clusters to resample.
@@ -332,7 +339,7 @@ def overlap_rows(items: Items, units: Sequence[str], seed: int) -> list[dict[str
     ]
 
 
-def weight_rows(items: Items, found: Judgements, units: Sequence[str], seed: int) -> list[dict[str, Any]]:
+def weight_rows(items: Items, found: Judgements, units: Sequence[str], seed: int) -> Rows:
     """Return by metric and model the AUC of its weights for must-have against nice-to-have references.
 
     For a metric that receives the weights as input, the AUC measures only the input. `units` as `overlap_rows`.
@@ -360,7 +367,7 @@ def _auc(
     return total_interval(auc, counts, seed=seed).columns() | {"n": len(known), "excluded": everything - len(known)}
 
 
-def annotator_rows(items: Items) -> list[dict[str, Any]]:
+def annotator_rows(items: Items) -> Rows:
     """Return the accuracy of each annotator against the majority, for items with three or more labels.
 
     It is the ceiling of any metric. Items without a label of the annotator, or without a majority, are left out.

@@ -34,10 +34,11 @@ from untold.jobs.study.judgements import (
     MetaEvaluationError,
     Owner,
     Row,
+    Rows,
     Source,
+    open_tables,
     read_judgements,
     read_means,
-    read_table,
 )
 from untold.jobs.study.meta_evaluation import Study, StudyFindings, all_costs
 from untold.jobs.study.report import IMPORTANCE, render_coverage
@@ -50,8 +51,6 @@ from untold.udfs.samples.items import items_of_json
 from untold.udfs.samples.labelled import baseline_batches, baseline_names, baseline_schema
 from untold.udfs.statistics.item_agreement import all_tiers, quotas_of, shortages, tier_of
 
-# The columns of a sample besides its items
-NEEDS = ("query", "response")
 # Columns of items: the first that the samples have, or the last for metrics of references
 SOURCES = ("aspects", "references")
 # The column with the kind of each reference
@@ -84,12 +83,12 @@ def _read_verdicts(where: str, rows: pa.Table, items: Container[Key] = frozenset
     rows = rows.filter(pc.field("reference_id").is_valid())
     weight = rows["weight"].cast(pa.float64()) if "weight" in rows.column_names else pa.nulls(len(rows), pa.float64())
     named = {name: rows[name].cast(pa.string()) for name in ("metric", *KEY)}
-    verdicts = pa.table(named | {"owner": named["metric"], "covered": rows["covered"], "weight": weight})
-    parts = [verdicts]
+    verdicts = {**named, "owner": named["metric"], "weight": weight}
+    parts = [pa.table(verdicts | {"covered": rows["covered"]})]
     for name in baselines:
-        said = verdicts.set_column(verdicts.column_names.index("covered"), "covered", rows[name])
-        said = said.set_column(0, "metric", pa.repeat(name, len(rows)).cast(pa.string()))
-        parts.append(said.filter(pc.field("covered").is_valid()))
+        metric = pa.array([name] * len(rows), pa.string())
+        part = pa.table(verdicts | {"metric": metric, "covered": rows[name]})
+        parts.append(part.filter(pc.field("covered").is_valid()))
     return pa.concat_tables(parts)
 
 
@@ -303,7 +302,7 @@ def draw_items(keys: Sequence[Key], tiers: Sequence[str | None], quotas: Mapping
     return drawn
 
 
-def find_misses(found: Judgements, items: Items, shown: Mapping[Owner, Facts]) -> list[dict[str, Any]]:
+def find_misses(found: Judgements, items: Items, shown: Mapping[Owner, Facts]) -> Rows:
     """Return the rows of the table `false_negatives`: method, fn, fn_candidate, fn_entailment.
 
     fn counts the items that people call covered, and the method does not. fn_candidate counts the items of fn without a
@@ -338,31 +337,29 @@ def read_facts(found: Judgements, places: Mapping[str, str], table: str) -> dict
 
 
 def _read_facts(metric: str, place: str, table: str) -> Facts | None:
-    columns = {
-        "claims": ("claim_id", "text", "anchor"),
-        "statements": ("statement_id", "reference_id", "claims"),
-        "candidates": ("statement_id", "claim_id"),
-    }
-    read = {name: read_table(place, name, ("sample_id", "metric", *own)) for name, own in columns.items()}
-    rows = {
-        name: [] if one is None else one.filter(pc.field("metric") == metric).to_pylist() for name, one in read.items()
-    }
-    items = {(row["sample_id"], row["statement_id"]): row["reference_id"] for row in rows["statements"]}
-    if read[table] is None or read["claims"] is None or all(name is None for name in items.values()):
+    database = open_tables(place, ["claims", *{"statements", table}])
+    if database is None or not database.execute(_REFERENCES, [metric]).fetchall():
         return None
-    texts = {(row["sample_id"], row["claim_id"]): row for row in rows["claims"]}
     facts: dict[Key, list[frozenset[str]]] = defaultdict(list)
-    for row in rows[table]:
-        item = items.get((row["sample_id"], row["statement_id"]))
-        for name in (row["claims"] or ()) if table == "statements" else (row["claim_id"],):
-            claim = texts.get((row["sample_id"], name))
-            if claim is not None and item is not None:
-                whole = ": ".join(part for part in (claim["anchor"], claim["text"]) if part is not None)
-                facts[row["sample_id"], item].append(frozenset((claim["text"], whole)))
+    for sample, item, text, anchor in database.execute(_FACTS[table], [metric]).fetchall():
+        facts[sample, item].append(frozenset((text, text if anchor is None else f"{anchor}: {text}")))
     return facts
 
 
-def similarity_baselines(items: Items, model: ModelFiles | None, samples: DataFrame) -> list[dict[str, Any]]:
+_REFERENCES = "from statements where metric = ? and reference_id is not null limit 1"
+_FACTS = {
+    "statements": """select sample_id, reference_id, text, anchor
+        from (select sample_id, metric, reference_id, unnest(claims) as claim_id from statements)
+        join (select sample_id, metric, claim_id, text, anchor from claims) using (sample_id, metric, claim_id)
+        where metric = ? and reference_id is not null""",
+    "candidates": """select sample_id, statements.reference_id, claims.text, claims.anchor
+        from candidates join statements using (sample_id, metric, statement_id)
+        join claims using (sample_id, metric, claim_id)
+        where metric = ? and statements.reference_id is not null""",
+}
+
+
+def similarity_baselines(items: Items, model: ModelFiles | None, samples: DataFrame) -> Rows:
     """Return sample_id and one value per baseline: the response against the texts of all items, joined by newlines.
 
     null for samples without a response. Only a local model has the token states that BERTScore needs.
@@ -379,9 +376,7 @@ def similarity_baselines(items: Items, model: ModelFiles | None, samples: DataFr
     # A baseline takes tens of milliseconds per sample, and so runs on all cores
     spread = spark.createDataFrame(pa.Table.from_pylist(rows, schema)).repartition(task_slots(spark), "sample_id")
     fields = spark_schema(baseline_schema(baseline_names(model)))
-    found: list[dict[str, Any]] = (
-        spread.mapInArrow(partial(baseline_batches, model=model), fields).toArrow().to_pylist()
-    )
+    found: Rows = spread.mapInArrow(partial(baseline_batches, model=model), fields).toArrow().to_pylist()
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,12 +18,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from duckdb import DuckDBPyConnection
 
 from untold.jobs.inputs.files import find_files, inspect_files
-from untold.jobs.run.manifest import NAME
+from untold.jobs.run.manifest import NAME, read_manifest
 from untold.jobs.run.terminal import amount
-from untold.jobs.run_tables import find_table, open_run
-from untold.jobs.tables import META_EVALUATION, TABLES
+from untold.jobs.run_tables import RunTables, connect_tables, find_table, open_run, quoted
+from untold.jobs.summary.score_counts import fetch_rows
+from untold.jobs.tables import META_EVALUATION
 from untold.udfs.errors import UserError, aside, near_misses, shorten
 from untold.udfs.statistics.intervals import IntArray
 from untold.udfs.storage import StoragePath
@@ -35,6 +37,7 @@ BY_SAMPLE, BY_QUERY, BY_ITEM = "sample", "query", "item"
 # The data set of averages over data sets
 AVERAGE = "average"
 Row = Mapping[str, Any]
+Rows = list[dict[str, Any]]
 Key = tuple[str, ...]
 BoolArray = npt.NDArray[np.bool_]
 Owner = tuple[str, str]
@@ -194,8 +197,20 @@ def read_judgements(
     return Judgements(found, tables, given)
 
 
-def check_labels(path: str, labels: Iterable[str | None], known: Sequence[str], unit: str) -> None:
-    """Raise MetaEvaluationError for labels that are not known, with the most frequent labels and near misses."""
+def fold_label(label: str) -> str:
+    """Return a label in lower case with underscores.
+
+    >>> fold_label(" Not supported")
+    'not_supported'
+    """
+    return re.sub(r"[\s_-]+", "_", label.strip().lower())
+
+
+def check_labels(path: str, labels: Iterable[str | None], known: Collection[str], unit: tuple[str, str]) -> None:
+    """Raise MetaEvaluationError for labels that are not known, with the most frequent labels and near misses.
+
+    `unit` is the name of a labelled unit and its plural.
+    """
     wrong = Counter(label for label in labels if label not in known)
     parts = [
         f"none at all in {count:,}"
@@ -205,13 +220,13 @@ def check_labels(path: str, labels: Iterable[str | None], known: Sequence[str], 
     ]
     if parts:
         raise MetaEvaluationError(
-            f"{path}: {amount(wrong.total(), f'{unit} has', f'{unit}s have')} a label that is not one of "
+            f"{path}: {amount(wrong.total(), f'{unit[0]} has', f'{unit[1]} have')} a label that is not one of "
             f"{', '.join(known)} ({', '.join(parts[:SHOWN])}{', ...' if len(parts) > SHOWN else ''}). "
             "Correct or remove them"
         )
 
 
-def whole_rows(rows: Iterable[Row], **shared: Any) -> list[dict[str, Any]]:
+def whole_rows(rows: Iterable[Row], **shared: Any) -> Rows:
     """Return rows of the table `meta_evaluation` with all its columns, null if neither a row nor `shared` has one."""
     return [{name: (shared | dict(row)).get(name) for name in META_EVALUATION.names} for row in rows]
 
@@ -280,8 +295,12 @@ def read_columns(where: str, place: str, name: str, required: Sequence[str], opt
     """
     try:
         # Files of different writers may lack optional columns
-        rows = _open(table_files(place, name))
-        has = rows.schema.names
+        paths = [file.arrow for file in table_files(place, name)]
+        factory = ds.FileSystemDatasetFactory(paths[0][0], [path for _, path in paths], ds.ParquetFileFormat())
+        schema = factory.inspect(promote_options="permissive")
+        # Other writers store text as large strings or dictionaries
+        rows = factory.finish(pa.schema([field.with_type(_plain(field.type)) for field in schema]))
+        has = schema.names
         missing = [column for column in required if column not in has]
         if missing:
             parts = [f"no column `{column}`{aside(near_misses(column, has))}" for column in missing]
@@ -293,42 +312,21 @@ def read_columns(where: str, place: str, name: str, required: Sequence[str], opt
         ) from error
 
 
-def _open(files: Sequence[StoragePath]) -> ds.Dataset:
-    paths = [file.arrow for file in files]
-    factory = ds.FileSystemDatasetFactory(paths[0][0], [path for _, path in paths], ds.ParquetFileFormat())
-    schema = factory.inspect(promote_options="permissive")
-    # Other writers store text as large strings or dictionaries
-    return factory.finish(pa.schema([field.with_type(_plain(field.type)) for field in schema]))
-
-
 def _plain(kind: pa.DataType) -> pa.DataType:
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     is_text = pa.types.is_large_string(value) or pa.types.is_string_view(value)
     return pa.string() if is_text else value
 
 
-def read_table(place: str, name: str, columns: Sequence[str]) -> pa.Table | None:
-    """Return columns of a table of an output, null in files that lack them; None if the folder has no such table."""
-    folder = find_table(place, name)
-    if folder is None:
+def open_tables(place: str, names: Sequence[str]) -> DuckDBPyConnection | None:
+    """Return a database with tables of an output as views, with all columns of the contract; None if one is missing."""
+    if any(find_table(place, name) is None for name in names):
         return None
-    files = [entry.place for entry in folder.entries() if entry.name.endswith(".parquet") and entry.name[0] not in "._"]
-    fields = [TABLES[name].field(column) for column in columns]
-    if not files:
-        return pa.schema(fields).empty_table()
-    found = _open(sorted(files, key=str))
-    kept = found.to_table(columns=[column for column in columns if column in found.schema.names])
-    for field in fields:
-        if field.name not in kept.column_names:
-            kept = kept.append_column(field, pa.nulls(len(kept), field.type))
-    return kept.select(list(columns))
+    return connect_tables([RunTables(place, read_manifest(place) or {})], names)
 
 
 def read_means(places: Iterable[str], metric: str) -> list[Row]:
     """Return measure and mean of a metric's measures over all samples, for the outputs that have them."""
-    rows: list[Row] = []
-    for place in places:
-        table = read_table(place, "measures_summary", ("metric", "level", "measure", "mean"))
-        if table is not None:
-            rows += table.filter((pc.field("metric") == metric) & (pc.field("level") == "overall")).to_pylist()
-    return rows
+    query = f"select measure, mean from measures_summary where metric = {quoted(metric)} and level = 'overall'"
+    opened = [open_tables(place, ["measures_summary"]) for place in places]
+    return [row for database in opened if database is not None for row in fetch_rows(database, query)]

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from untold.graph.views import COVERAGE, ONE_SIDED
 from untold.jobs.run.terminal import amount
+from untold.jobs.run_tables import find_table
 from untold.jobs.study import agreement
 from untold.jobs.study.agreement import LABEL_BASELINES, LAX, LMR, STRICT, Points
 from untold.jobs.study.judgements import (
@@ -27,17 +27,17 @@ from untold.jobs.study.judgements import (
     Owner,
     Source,
     check_labels,
-    read_table,
+    open_tables,
 )
 from untold.jobs.study.meta_evaluation import Study, StudyFindings, all_costs
 from untold.jobs.study.rendering import with_published
 from untold.jobs.study.report import render
 from untold.jobs.summary.score_counts import FAILED_STATUSES
 from untold.udfs.samples.adapters import CONFLICTBANK_CLAIMS, CONFLICTBANK_CONTEXTS, CONFLICTBANK_SETS
+from untold.udfs.samples.conversion import REQUIRED
 from untold.udfs.statistics import confusion
 from untold.udfs.statistics.confusion import CONVENTIONS, LABELS, overlap_score
-from untold.udfs.statistics.intervals import FloatArray, IntArray
-from untold.udfs.statistics.question_resampling import count_tables, number_names
+from untold.udfs.statistics.intervals import FloatArray, IntArray, count_tables, number_names
 
 KEY = ("sample_id",)
 # The share of one to five comparisons, and each fixed share below, is a whole number of points
@@ -92,7 +92,7 @@ SCORES = Source(
 class LabelStudy(Study):
     """A study of scores: of labelled responses, or of ConflictBank."""
 
-    source = SCORES
+    source, needs = SCORES, REQUIRED
 
     @property
     def has_labels(self) -> bool:
@@ -109,7 +109,7 @@ class LabelStudy(Study):
         """The samples with query, label and overlap. Samples of ConflictBank have row, claim and context_set."""
         if self.has_labels:
             rows = add_overlap(self.samples.select(*KEY, "query", "response", "contexts", "label").toArrow())
-            check_labels(self.request.input, rows["label"].to_pylist(), LABELS, "sample")
+            check_labels(self.request.input, rows["label"].to_pylist(), LABELS, SCORES.unit)
         else:
             names = [name for name in ("row", "claim", "context_set") if name in self.samples.columns]
             rows = self.samples.select(*KEY, *names).toArrow()
@@ -139,11 +139,8 @@ class LabelStudy(Study):
         default = np.array([claim == "default" for _, claim in groups])
         points = {}
         for (model, metric), table in found.tables.items():
-            if by_source:
-                scores = BankScores.by_source(table, groups, self.units, shares[model].get(metric, {}))
-            else:
-                scores = BankScores.alone(table, groups)
-            points[model, metric] = bank_points(scores, default)
+            own = shares[model].get(metric, {}) if by_source else None
+            points[model, metric] = bank_points(bank_scores(table, groups, self.units, own), default)
         return points, number_names([row for row, _ in groups])[1]
 
     def evaluate(self, found: Judgements) -> StudyFindings:
@@ -155,12 +152,8 @@ class LabelStudy(Study):
         owned: list[tuple[tuple[str | None, str | None], Points]] = [*earned.items()]
         if self.has_labels:
             owned.append(((None, None), baseline_points(self.units)))
-        counted = [
-            {"model": model, "metric": metric} | row
-            for (model, metric), one in owned
-            for row in agreement.count_units(one, clusters)
-        ]
-        intervals = agreement.point_intervals(counted, self.scales, seed=seed)
+        counts = agreement.count_units(request.dataset, owned, clusters, self.scales)
+        intervals = agreement.match_means(counts, seed=seed)
         tables = self._label_tables(found, np.arange(len(questions)) if clusters is None else clusters)
         intervals |= agreement.confusion_intervals(tables, seed=seed)
         # The report shows these tables
@@ -185,8 +178,7 @@ class LabelStudy(Study):
         ]
         note = None if request.cluster else describe_repeats(questions)
         report = render(rows, comparisons, confusions, all_costs(request), clustered=request.cluster, note=note)
-        kept = [row for row in counted if row["metric"] not in views]
-        counts = agreement.match_counts(request.dataset, kept, self.scales)
+        counts = [row for row in counts if row["metric"] not in views]
         return StudyFindings(
             {"meta_evaluation": rows, "match_counts": counts, "comparisons": comparisons},
             report,
@@ -269,29 +261,32 @@ def with_views(found: Judgements, units: LabelledUnits, places: Mapping[str, str
     The score is conflict_coverage + one_sided / 2. It is 1 if the response covers both sides of every conflict, and 0
     if it covers neither side. Without conflicts, it is null. It failed if a measure failed. Methods, section 6.
     """
-    weights = {COVERAGE: 1.0, ONE_SIDED: 0.5}
     tables, given = dict(found.tables), dict(found.given)
     for model, place in places.items():
-        rows = read_table(place, "measures", ("sample_id", "metric", "measure", "value", "value_high"))
-        if rows is None:
+        database = open_tables(place, ["measures"])
+        if database is None:
             continue
         for metric in found.metrics[model]:
             score, failed = scores_of(found.tables[model, metric])
             view, failed = np.full(len(score), np.nan), failed.copy()
             seen = np.zeros(len(score), dtype=bool)
-            for row in rows.filter(pc.field("metric") == metric).to_pylist():
-                unit = units.rows.get((row["sample_id"],))
-                if row["measure"] in weights and unit is not None:
+            for sample, value, lost in database.execute(_VIEWS, [metric]).fetchall():
+                unit = units.rows.get((sample,))
+                if unit is not None:
                     seen[unit] = True
-                    if row["value"] is not None:
-                        view[unit] = np.nansum([view[unit], row["value"] * weights[row["measure"]]])
-                    # A lost measure has bounds and no value; an undefined one has neither
-                    failed[unit] |= row["value"] is None and row["value_high"] is not None
+                    view[unit] = np.nan if value is None else value
+                    failed[unit] |= lost
             if seen.any():
                 scores = pa.array(view, mask=np.isnan(view))
                 tables[model, view_of(metric)] = pa.table({"score": scores, "failed": failed})
                 given[model, view_of(metric)] = seen
     return replace(found, tables=tables, given=given)
+
+
+# A lost measure has bounds and no value; an undefined one has neither
+_VIEWS = f"""select sample_id, sum(value * if(measure = '{COVERAGE}', 1, 0.5)),
+        bool_or(value is null and value_high is not null)
+    from measures where metric = ? and measure in ('{COVERAGE}', '{ONE_SIDED}') group by sample_id"""
 
 
 def outcomes(score: FloatArray, failed: BoolArray) -> IntArray:
@@ -360,25 +355,24 @@ class BankScores:
     failed: BoolArray
     stated: BoolArray
 
-    @classmethod
-    def alone(cls, table: pa.Table, groups: Groups) -> BankScores:
-        """Return the scores of separate evaluations of each context."""
-        order = np.array([[samples[name] for name in CONFLICTBANK_SETS] for samples in groups.values()])
-        score, failed = scores_of(table)
-        return cls(score[order], failed[order], np.ones(order.shape, dtype=bool))
 
-    @classmethod
-    def by_source(
-        cls, table: pa.Table, groups: Groups, units: LabelledUnits, shares: Mapping[tuple[str, str], float]
-    ) -> BankScores:
-        """Return the scores with all contexts, and the shares of single contexts by sample and source."""
-        order = np.array([samples["all"] for samples in groups.values()])
-        score, failed = (values[order, None] for values in scores_of(table))
-        ids = [units.keys[sample][0] for sample in order.tolist()]
+def bank_scores(
+    table: pa.Table, groups: Groups, units: LabelledUnits, shares: Mapping[tuple[str, str], float] | None
+) -> BankScores:
+    """Return the scores of separate evaluations of each context.
+
+    With `shares` of single contexts by sample and source, each unit has one evaluation, with all contexts.
+    """
+    sets = CONFLICTBANK_SETS if shares is None else CONFLICTBANK_SETS[:1]
+    order = np.array([[samples[name] for name in sets] for samples in groups.values()])
+    score, failed = (values[order] for values in scores_of(table))
+    stated = np.ones_like(failed)
+    if shares is not None:
+        ids = [units.keys[sample][0] for sample in order[:, 0].tolist()]
         own = np.array([[shares.get((one, name), np.nan) for name in CONFLICTBANK_CONTEXTS] for one in ids])
-        nothing = np.zeros(own.shape, dtype=bool)
-        stated = np.hstack([np.ones_like(failed), ~np.isnan(own)])
-        return cls(np.hstack([score, own]), np.hstack([failed, nothing]), stated)
+        score, stated = np.hstack([score, own]), np.hstack([stated, ~np.isnan(own)])
+        failed = np.hstack([failed, np.zeros_like(own, dtype=bool)])
+    return BankScores(score, failed, stated)
 
 
 def bank_points(scores: BankScores, default: BoolArray) -> Points:
@@ -438,16 +432,13 @@ def read_source_shares(place: str) -> dict[str, dict[tuple[str, str], float]]:
     statements. A source without statements has no share. Methods, section 6. Raises MetaEvaluationError for a folder
     that has only scores.
     """
-    keys = ("sample_id", "metric", "statement_id")
-    database = duckdb.connect()
-    for name, columns in (("atoms", (*keys, "kept", "sources")), ("statements", (*keys, "covered", "sources"))):
-        rows = read_table(place, name, columns)
-        if rows is None:
-            raise MetaEvaluationError(
-                f"{place} has no table {name}, which the share of each source is computed from. Give an output of "
-                "untold score, or use `--conflictbank alone` with scores of each single context"
-            )
-        database.register(name, rows)
+    database = open_tables(place, ["atoms", "statements"])
+    if database is None:
+        missing = next(name for name in ("atoms", "statements") if find_table(place, name) is None)
+        raise MetaEvaluationError(
+            f"{place} has no table {missing}, which the share of each source is computed from. Give an output of "
+            "untold score, or use `--conflictbank alone` with scores of each single context"
+        )
     found: dict[str, dict[tuple[str, str], float]] = {}
     for metric, sample, source, share in database.sql(_SHARES).fetchall():
         if share is not None:
@@ -457,7 +448,7 @@ def read_source_shares(place: str) -> dict[str, dict[tuple[str, str], float]]:
 
 _SHARES = """with judged as (
         select metric, sample_id, statements.covered, atoms.sources
-        from atoms join statements using (sample_id, metric, statement_id) where kept
+        from atoms join statements using (sample_id, metric, statement_id) where atoms.kept
         union all
         select metric, sample_id, covered, sources from statements anti join atoms using (metric)
     )

@@ -10,14 +10,24 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import PurePath
 from typing import Any, ClassVar
+from uuid import uuid4
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
-from untold.jobs.inference.stage.call_settings import DEMO_LABEL
+from untold.jobs.inference.backends.backends import ClusterChecks, reached_places
+from untold.jobs.inference.backends.process import ActorProcessError
+from untold.jobs.inference.stage.bindings import bind_stage
+from untold.jobs.inference.stage.call_settings import DEMO_LABEL, RunEndpoint
+from untold.jobs.inference.stage.engines import open_engines
+from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.inference.stage.start import RunRequest
+from untold.jobs.inputs.samples import Samples
 from untold.jobs.metrics import METRICS, stages_of
 from untold.jobs.run import manifest
 from untold.jobs.run.folders import Workspace
+from untold.jobs.run.outcome import Ending
+from untold.jobs.run.output import store_of
+from untold.jobs.run.terminal import Display
 from untold.jobs.settings.model import PromptSet, Settings
 from untold.jobs.settings.templates import stages_that_differ, template_of
 from untold.jobs.study.judgements import Judgements, MetaEvaluationError, Owner, Row, Source, read_judgements
@@ -26,6 +36,11 @@ from untold.udfs.llm.usage import shown_tokens
 from untold.udfs.statistics.item_agreement import Subset
 
 RUNS = "runs"
+RESTATE = "restate_answer"
+# Readers of tables ignore names with a leading underscore
+WORK = "_asking"
+# The columns of a sample that all studies but those of labels and claims need
+NEEDS = ("query", "response")
 CLAIMS, COVERAGE, NUGGETS, RUBRICS = "claims", "coverage", "nuggets", "rubrics"
 
 
@@ -96,6 +111,11 @@ class MetaEvaluationRequest(RunRequest):
         return made if self.scores is None else dict(self.scores)
 
     @property
+    def resampling(self) -> dict[str, Any]:
+        """The options of intervals and tests: `clustered` and `seed`."""
+        return {"clustered": self.cluster, "seed": self.settings.statistics.seed}
+
+    @property
     def prompt_pairs(self) -> list[tuple[StudyEndpoint, StudyEndpoint]]:
         """The pairs of endpoints that have one model and different prompt sets."""
         return [(one, other) for one, other in combinations(self.endpoints, 2) if one.name == other.name]
@@ -138,12 +158,22 @@ class StudyFindings:
 
 @dataclass(frozen=True)
 class Study(ABC):
-    """A comparison of judgements with the labels of one kind of units. `samples` are those of the input."""
+    """A comparison of judgements with the labels of one kind of units. `samples` are those of the input.
+
+    The samples need the columns `needs`; `optional` are further columns that the study reads.
+    """
 
     source: ClassVar[Source]
+    needs: ClassVar[Sequence[str]] = NEEDS
+    optional: ClassVar[Sequence[str]] = ()
     request: MetaEvaluationRequest
     samples: DataFrame
     steps: Workspace
+
+    @classmethod
+    def read_samples(cls, spark: SparkSession, request: MetaEvaluationRequest) -> Samples:
+        """Read the input of the request as samples."""
+        return request.read_columns(spark, cls.needs, cls.optional)
 
     @property
     @abstractmethod
@@ -158,6 +188,55 @@ class Study(ABC):
     @abstractmethod
     def evaluate(self, found: Judgements) -> StudyFindings:
         """Compare the judgements with the labels."""
+
+
+@dataclass(frozen=True)
+class StageCaller:
+    """A runner of single stages at an endpoint. Keeps completions in the output of the request, or in its store."""
+
+    request: MetaEvaluationRequest
+    endpoint: StudyEndpoint
+    display: Display
+
+    def ask(
+        self, stage: str, rows: DataFrame, carry: Sequence[str], columns: Sequence[str]
+    ) -> tuple[DataFrame, Ending]:
+        """Run a stage over rows. Return the columns `carry` of the rows and `columns` of the results, and the ending.
+
+        If the run ends early, some rows have no completion; the next run uses the completions of the others.
+        """
+        request, settings, note = self.request, self.endpoint.settings, self.display.note
+        workspace = Workspace(rows.sparkSession, f"{request.output}/{WORK}")
+        workspace.remove()
+        run, wait, retry_failed = uuid4().hex[:12], request.wait, request.retry_failed
+        with (
+            RunEndpoint(settings, embedded=self.endpoint.embedded, wait=wait, notify=note) as endpoint,
+            open_engines(settings, self.display, run, wait=wait, retry_failed=retry_failed) as engines,
+        ):
+            stages = {stage: bind_stage(stage, settings, embedded_model=endpoint.model_sha256)}
+            store = store_of(settings, request.output)
+            reach = ClusterChecks(rows.sparkSession, reached_places(request.output, workspace.folder, store), note=note)
+            reach.check_executors()
+            runner = StageRunner(engines, settings, stages, endpoint, workspace, store, reach=reach)
+            try:
+                asked = runner.ask(stage, rows, carry=tuple(carry))
+                # The working folder of the rows is removed before they are read
+                return asked.select(*carry, *columns).localCheckpoint(), runner.ending
+            finally:
+                workspace.remove()
+
+    def restate(self, spark: SparkSession, pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+        """Run `restate_answer` on pairs of question and answer. Return these with statement and error_type.
+
+        A failed pair has an error_type and no statement. Raises ActorProcessError if the run ends early. Methods,
+        section 6.
+        """
+        given = spark.createDataFrame(list(pairs), "question string, answer string")
+        rows, ending = self.ask(RESTATE, given, ("question", "answer"), ("statement", "error_type"))
+        if ending.reason is not None:
+            raise ActorProcessError(ending.explain(self.request.command))
+        found: list[dict[str, Any]] = rows.toArrow().to_pylist()
+        return found
 
 
 def endpoint_of(settings: Settings, *, embedded: bool, prompt_set: PromptSet | None = None) -> StudyEndpoint:
@@ -183,36 +262,33 @@ class Cost:
 COSTS = ("calls", "tokens", "cost")
 
 
-def cost_cells(cost: Cost | None) -> list[str]:
+def cost_cells(cost: Cost | None) -> dict[str, str]:
     """Return the cells of `COSTS`. A sample may cost a small part of a cent, so the cost has six decimals."""
     if cost is None:
-        return ["-", "-", "-"]
+        return dict.fromkeys(COSTS, "-")
     tokens = shown_tokens(cost.tokens, estimated=cost.tokens_estimated)
-    return [f"{cost.calls:.2f}", tokens, number(cost.cost, 6)]
+    return {"calls": f"{cost.calls:.2f}", "tokens": tokens, "cost": number(cost.cost, 6)}
 
 
 def all_costs(request: MetaEvaluationRequest) -> dict[Owner, Cost]:
     """Return the cost per sample by model and metric, over all attempts; each metric counts a shared stage.
 
-    Existing scores have no costs.
+    The cost is the sum of the known costs, None if none is known. Existing scores have no costs.
     """
     costs = {}
     for endpoint, metric in product(request.endpoints, request.metrics or ()):
         run = manifest.read_manifest(request.runs[endpoint.model])
         assert run is not None
-        stages = METRICS[metric].stages(endpoint.settings)
+        stages, samples = METRICS[metric].stages(endpoint.settings), run["counts"]["samples"]
         usage = [row for start in run["starts"] for row in start["usage"] if row["stage"] in stages]
-        costs[endpoint.model, metric] = _cost(usage, run["counts"]["samples"])
+        known = [row["cost"] for row in usage if row["cost"] is not None]
+        costs[endpoint.model, metric] = Cost(
+            calls=sum(row["calls"] for row in usage) / samples,
+            tokens=sum(row["prompt_tokens"] + row["completion_tokens"] for row in usage) / samples,
+            cost=sum(known) / samples if known else None,
+            tokens_estimated=any(row["tokens_estimated"] for row in usage),
+        )
     return costs
-
-
-def _cost(usage: Sequence[Mapping[str, Any]], samples: int) -> Cost:
-    """Return calls, tokens and cost per sample. The cost is the sum of the known costs, None if none is known."""
-    calls = sum(row["calls"] for row in usage)
-    tokens = sum(row["prompt_tokens"] + row["completion_tokens"] for row in usage)
-    known = [row["cost"] for row in usage if row["cost"] is not None]
-    estimated = any(row["tokens_estimated"] for row in usage)
-    return Cost(calls / samples, tokens / samples, sum(known) / samples if known else None, estimated)
 
 
 def check_prompts(pairs: PromptPairs, metrics: Sequence[str]) -> None:

@@ -14,8 +14,8 @@ from untold.graph.views import one_line
 from untold.jobs.run.terminal import Page, table
 
 Row = Mapping[str, Any]
-Columns = Mapping[str, str | Callable[[Any], str]]
-"""The columns of a table by head: the name of a field of its rows, or a function of a row."""
+Columns = Sequence[str | tuple[str, str | Callable[[Any], str]]]
+"""The columns of a table: a field of its rows, or a head with a field or a function of a row."""
 
 
 def document(title: str, *parts: str) -> str:
@@ -25,17 +25,14 @@ def document(title: str, *parts: str) -> str:
 
 def section(heading: str, note: str, columns: Columns, rows: Iterable[Row]) -> str:
     """Return a heading, a note and a table with one line per row; empty without rows."""
-    return table_section(heading, note, list(columns), cells(columns, rows))
-
-
-def table_section(heading: str, note: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a heading, a note and a table of lines, or an empty text without lines."""
-    return "\n\n".join(filter(None, [f"## {heading}", note, markdown_table(heads, lines)])) if lines else ""
+    given = list(rows)
+    return "\n\n".join(filter(None, [f"## {heading}", note, markdown_table(columns, given)])) if given else ""
 
 
 def cells(columns: Columns, rows: Iterable[Row]) -> list[list[str]]:
-    """Return one list of texts per row, with one text per column."""
-    return [[_cell(row, column) for column in columns.values()] for row in rows]
+    """Return the heads of the columns, then one list of texts per row."""
+    pairs = [(column, column) if isinstance(column, str) else column for column in columns]
+    return [[head for head, _ in pairs], *([_cell(row, column) for _, column in pairs] for row in rows)]
 
 
 def _cell(row: Row, column: str | Callable[[Any], str]) -> str:
@@ -43,10 +40,10 @@ def _cell(row: Row, column: str | Callable[[Any], str]) -> str:
     return value if isinstance(value, str) else number(value)
 
 
-def markdown_table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table with escaped cells."""
-    rows = [heads, ["---"] * len(heads), *lines]
-    return "\n".join(f"| {' | '.join(map(markdown_cell, row))} |" for row in rows)
+def markdown_table(columns: Columns, rows: Iterable[Row]) -> str:
+    """Return a Markdown table with escaped cells and one line per row."""
+    heads, *lines = cells(columns, rows)
+    return "\n".join(f"| {' | '.join(map(markdown_cell, line))} |" for line in [heads, ["---"] * len(heads), *lines])
 
 
 def markdown_cell(cell: str) -> str:
@@ -86,9 +83,9 @@ def pivot(rows: Iterable[Row], measures: Iterable[str], keys: Sequence[str] = ("
     return list(found.values())
 
 
-def intervals(measures: Iterable[str], digits: int = 3) -> dict[str, Callable[[Row], str]]:
+def intervals(measures: Iterable[str], digits: int = 3) -> list[tuple[str, Callable[[Row], str]]]:
     """Return a column per measure of a pivoted table, with the interval."""
-    return {name: partial(_interval_of, name, digits) for name in measures}
+    return [(name, partial(_interval_of, name, digits)) for name in measures]
 
 
 def _interval_of(name: str, digits: int, row: Row) -> str:
@@ -172,11 +169,6 @@ def has_published_convention(row: Row) -> bool:
 
 def published_section(heading: str, note: str, figures: Sequence[Row], ours: Callable[[Row], str | None]) -> str:
     """Return the figures as a section of a report, each next to the result `ours`; only the note without figures."""
-    columns: Columns = {
-        "data set": "dataset",
-        **{name: name for name in ("metric", "model", "measure")},
-        "here": "here",
-        "published": "text",
-    }
+    columns: Columns = [("data set", "dataset"), "metric", "model", "measure", "here", ("published", "text")]
     rows = [{**one, "here": ours(one)} for one in figures]
     return section(heading, note, columns, rows) or f"## {heading}\n\n{note}"

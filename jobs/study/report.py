@@ -27,7 +27,6 @@ from untold.jobs.study.rendering import (
     DEJL,
     PUBLISHED_CONVENTION,
     Columns,
-    cells,
     document,
     figure_key,
     find_published,
@@ -41,7 +40,6 @@ from untold.jobs.study.rendering import (
     published_figures,
     published_section,
     section,
-    table_section,
 )
 from untold.udfs.statistics.confusion import CONVENTIONS, LABELS, PREDICTIONS
 from untold.udfs.statistics.correlation import COEFFICIENTS
@@ -67,7 +65,7 @@ MATCH_RATES = ("lmr", "lmr_strict", "lmr_lax")
 # The published measures in the report of several data sets, and the data set of the published means
 COMBINED, ELI5 = ("lmr", "lmr_spread", "mean"), "eli5"
 # Baselines have no interval in the report
-WITH_INTERVAL = (*MATCH_RATES, "kappa", "macro_f1", "balanced_accuracy")
+WITHOUT_INTERVAL = tuple(BASELINE_STYLES)
 PUBLISHED_NOTE = (
     "Published (Dejl et al. 2025): label match rates under the relevance threshold 3.5. For Llama 3.3, Llama 4 and "
     "Qwen, Q&A has the quantity tool. The spread is the population standard deviation over these five models. Q&A and "
@@ -108,63 +106,52 @@ def render(
         _published_table(rows),
         tests_table("Metrics compared", [row for row in comparisons if row["metric"] is None], "model"),
         prompts_table([row for row in comparisons if row["metric"] is not None]),
-        *[_confusion_table(*owner, cells) for owner, cells in sorted(confusions.items())],
+        *[_confusion_table(*owner, table) for owner, table in sorted(confusions.items())],
     )
 
 
-def _confusion_table(model: str, metric: str, cells: IntArray) -> str:
-    lines = [[label, *map(number, counts)] for label, counts in zip(LABELS, cells.tolist(), strict=True)]
+def _confusion_table(model: str, metric: str, table: IntArray) -> str:
+    counts = zip(LABELS, table.tolist(), strict=True)
+    rows = [{"label": label, **dict(zip(PREDICTIONS, own, strict=True))} for label, own in counts]
     heading = f"Labels and predictions of {metric}, {markdown_cell(model)}"
-    return table_section(heading, "", ["label", *PREDICTIONS], lines)
+    return section(heading, "", ["label", *PREDICTIONS], rows)
 
 
 def render_averages(rows: Sequence[Row]) -> str:
     """Return the report of several data sets: each LMR, the averages, and the spread of the averages over models."""
-    columns: Columns = {
-        "data set": "dataset",
-        "metric": "metric",
-        "model": lambda row: row["model"] or "(standard deviation over models)",
-        "convention": "convention",
-        "n": "n",
-        "LMR": interval,
-        "published": "published",
-    }
+    columns: Columns = [
+        *(("data set", "dataset"), "metric"),
+        ("model", lambda row: row["model"] or "(standard deviation over models)"),
+        *("convention", "n", ("LMR", interval), "published"),
+    ]
     note = (
         "LMR. Averages count every data set the same; their intervals are 95 % BCa, joint over the data sets, 10,000 "
         "resamples of each."
     )
-    table = markdown_table(list(columns), cells(columns, rows))
     metrics = {row["metric"] for row in rows}
     # The paper's figures cover more data sets than the average
     whole = [*rows, *({"dataset": ELI5, "metric": metric, "convention": None} for metric in sorted(metrics))]
-    return document("Meta-evaluations together", note, table, _published_table(whole, COMBINED, ELI5_NOTE))
+    return document(
+        "Meta-evaluations together", note, markdown_table(columns, rows), _published_table(whole, COMBINED, ELI5_NOTE)
+    )
 
 
 def _main_table(rows: Sequence[Row], costs: Mapping[Owner, Cost]) -> str:
     """Return the table of the measures and the costs by metric, model and convention."""
     present = {row["measure"] for row in rows}
-    measures = [name for name in MEASURE_HEADS if name in present]
-    lines = []
-    for own in pivot(rows, measures, ("dataset", "metric", "model", "convention")):
-        lmr = own["lmr"]
-        lines.append(
-            [
-                *(own["metric"], own["model"], own["convention"], number(lmr["n"]), number(lmr["excluded"] or 0)),
-                *(_measured(own.get(name)) for name in measures),
-                *cost_cells(costs.get((own["model"], own["metric"]))),
-                number(lmr["published"]),
-            ]
-        )
-    heads = [MEASURE_HEADS[name] for name in measures]
-    names = ["metric", "model", "convention", "n", "left out", *heads, *COSTS, "published LMR"]
-    return markdown_table(names, lines)
+    columns: Columns = [
+        *("metric", "model", "convention", "n", ("left out", "excluded")),
+        *((head, partial(_measured, name)) for name, head in MEASURE_HEADS.items() if name in present),
+        *(*COSTS, ("published LMR", "published")),
+    ]
+    # The first row of a metric has its LMR
+    found = pivot(rows, MEASURE_HEADS, ("dataset", "metric", "model", "convention"))
+    return markdown_table(columns, [{**row, **cost_cells(costs.get((row["model"], row["metric"])))} for row in found])
 
 
-def _measured(row: Row | None) -> str:
-    """Return a value with its interval, if the measure has one."""
-    if row is None:
-        return "-"
-    return interval(row) if row["measure"] in WITH_INTERVAL else number(row["value"])
+def _measured(name: str, row: Row) -> str:
+    """Return the value of a measure with its interval, if the measure has one."""
+    return number(row[name]["value"]) if name in WITHOUT_INTERVAL else interval(row[name])
 
 
 def _published_table(rows: Sequence[Row], measures: Sequence[str] = MATCH_RATES, more: str = "") -> str:
@@ -192,11 +179,11 @@ def tests_table(heading: str, comparisons: Sequence[Row], *names: str) -> str:
     what = "accuracy over the items that both judged" if of_items else "LMR under each convention"
     family = "the table" if of_items else "the tests under one convention"
     note = f"Paired permutation tests of {what}; p adjusted after Benjamini and Hochberg over {family}."
-    values = {"first - second": "difference", "p": "p_value", "p adjusted": "p_adjusted"}
-    heads = (*names, *(() if of_items else ("convention",)), "first", "second", "n")
-    columns: Columns = {name: name for name in heads} | {
-        head: partial(_four_digits, name) for head, name in values.items()
-    }
+    columns: Columns = [
+        *(*names, *(() if of_items else ("convention",)), "first", "second", "n"),
+        ("first - second", partial(_four_digits, "difference")),
+        *(("p", partial(_four_digits, "p_value")), ("p adjusted", partial(_four_digits, "p_adjusted"))),
+    ]
     return section(heading, note, columns, comparisons)
 
 
@@ -351,7 +338,7 @@ def render_coverage(
         section(
             "Agreement with the majority",
             "Cohen's kappa, mean F1 of covered and not covered, and accuracy, of all labelled items together.",
-            {"metric": "metric", "model": "model", "n": "n", **intervals(AGREEMENTS)},
+            ["metric", "model", "n", *intervals(AGREEMENTS)],
             pivot((row for row in rows if row["model"] is not None), AGREEMENTS),
         ),
         section(
@@ -359,46 +346,39 @@ def render_coverage(
             "word_overlap is the share of an item's words that occur in the response. constant is one label for all "
             "items. annotator compares one annotator with the majority, which includes the annotator. auc_weight "
             "compares the weights of must-have and nice-to-have references.",
-            {"who": "metric", "model": "model", "measure": "measure", "value": interval, "n": "n"},
+            [("who", "metric"), "model", "measure", ("value", interval), "n"],
             [row for row in rows if _is_single(row)],
         ),
         prompts_table(tables.get("comparisons", ())),
         section(
             "Agreement of models",
             "",
-            {"metric": "metric", "Fleiss' kappa": _kappa_name, "value": "value", "n": "n", "left out": "excluded"},
+            ["metric", ("Fleiss' kappa", lambda row: _KAPPAS[row["measure"]]), "value", "n", ("left out", "excluded")],
             [row for row in rows if row["measure"] in _KAPPAS],
         ),
         section(
             "Tiers",
             "Number of methods that find a reference covered (all, some, one or none), over all references.",
-            {"tier": "tier", "references": "count"},
+            ["tier", ("references", "count")],
             tables["tiers"],
         ),
         section(
             "False negatives",
             "Covered by most annotators, but not by the method (no candidate covers it, or entailment rejected it).",
-            {"method": "method", "missed": "fn", "no candidate": "fn_candidate", "no entailment": "fn_entailment"},
+            ["method", ("missed", "fn"), ("no candidate", "fn_candidate"), ("no entailment", "fn_entailment")],
             misses if any(row["fn"] for row in misses) else (),
         ),
         section(
             "Cost per sample",
             "Costs include all starts.",
-            {name: name for name in ("metric", "model", *COSTS)},
-            [
-                {"metric": metric, "model": model, **dict(zip(COSTS, cost_cells(cost), strict=True))}
-                for (model, metric), cost in costs.items()
-            ],
+            ["metric", "model", *COSTS],
+            [{"metric": metric, "model": model, **cost_cells(cost)} for (model, metric), cost in costs.items()],
         ),
         *published_sections(rows, means),
     )
 
 
 _KAPPAS = {MODELS_KAPPA: "of models", MAJORITIES_KAPPA: "of the two majorities"}
-
-
-def _kappa_name(row: Row) -> str:
-    return _KAPPAS[row["measure"]]
 
 
 def _is_single(row: Row) -> bool:
@@ -423,16 +403,15 @@ def _labels(rows: Sequence[Row], labels: ItemLabels, covered: Sequence[str], sub
 
 def _correlations(rows: Sequence[Row], level: str) -> str:
     """Return the correlations by metric and model, then by baseline; empty if the study does not have the level."""
-    lines = [
-        [own["metric"], own["baseline"], number(own["n"]), number(own["excluded"])]
-        + [cell for name in COEFFICIENTS for cell in (interval(own[name]), _p_value(own[name]["p_value"]))]
-        for own in pivot((row for row in rows if row["level"] == level), COEFFICIENTS)
-    ]
-    heads = ["metric", "model", "n", "left out", *[head for name in COEFFICIENTS for head in (name, "p")]]
-    return table_section(f"Correlation with human coverage, by {level}", "", heads, lines)
+    columns: Columns = ["metric", ("model", "baseline"), "n", ("left out", "excluded")]
+    for name, head in zip(COEFFICIENTS, intervals(COEFFICIENTS), strict=True):
+        columns = [*columns, head, ("p", partial(_p_value, name))]
+    own = pivot((row for row in rows if row["level"] == level), COEFFICIENTS)
+    return section(f"Correlation with human coverage, by {level}", "", columns, own)
 
 
-def _p_value(value: float | None) -> str:
+def _p_value(name: str, row: Row) -> str:
+    value = row[name]["p_value"]
     return "<0.0001" if value is not None and value < 0.0001 else number(value, 4)
 
 
@@ -443,17 +422,18 @@ def _items(rows: Sequence[Row]) -> str:
         for row in map(dict, rows)
         if row["measure"].endswith(tuple(f"_{average}" for average in (*AVERAGES, PAIRS)))
     ]
-    lines = [
-        [own["metric"], own["model"], own["average"]]
-        + [cell for name in MEASURES for cell in (interval(own[name]), number(own[name]["n"]))]
-        for own in pivot(split, MEASURES, ("metric", "model", "average"))
-    ]
     note = (
         "Measures cover labelled items. Macro is the mean over the n samples with a defined measure. Micro is over "
         "items, and pairs is over pairs of an item and a response fact; n is the denominator."
     )
-    heads = ["metric", "model", "average", *[head for name in MEASURES for head in (name, "n")]]
-    return table_section("Covered items", note, heads, lines)
+    columns: Columns = ["metric", "model", "average"]
+    for name, head in zip(MEASURES, intervals(MEASURES), strict=True):
+        columns = [*columns, head, ("n", partial(_size, name))]
+    return section("Covered items", note, columns, pivot(split, MEASURES, ("metric", "model", "average")))
+
+
+def _size(name: str, row: Row) -> str:
+    return number(row[name]["n"])
 
 
 def published_sections(rows: Sequence[Row], means: Sequence[Row]) -> list[str]:

@@ -18,8 +18,8 @@ from tests.sample_files import write_lines
 from untold.jobs.cli.main import main
 from untold.jobs.inputs.samples import SampleError
 from untold.jobs.run_tables import open_run
-from untold.jobs.study.claims_study import VERDICTS
 from untold.jobs.study.judgements import MetaEvaluationError
+from untold.jobs.study.verdict_studies import VERDICTS
 from untold.jobs.tables import META_EVALUATION
 from untold.udfs.samples import labelled
 from untold.udfs.samples.file_records import Unit

@@ -18,7 +18,7 @@ from statsmodels.stats.inter_rater import cohens_kappa
 from tests.jobs.studies import Rows, ask, rows_of, run
 from tests.sample_files import write_lines
 from untold.jobs.study.judgements import MetaEvaluationError
-from untold.jobs.study.nuggets_study import evaluation_rows
+from untold.jobs.study.verdict_studies import nugget_rows
 from untold.jobs.tables import STATEMENTS
 from untold.udfs.facts.nugget_measures import SUPPORTS
 
@@ -81,7 +81,7 @@ def expected(rows: Rows) -> dict[str, float]:
 @pytest.mark.parametrize("clustered", [False, True])
 def test_agreement_and_rankings_are_those_of_references(clustered: bool) -> None:
     rows = assignments()
-    found = {row["measure"]: row for row in evaluation_rows({"m": rows}, "vital", clustered=clustered, seed=0)}
+    found = {row["measure"]: row for row in nugget_rows({"m": rows}, "vital", clustered=clustered, seed=0)}
     assert {name: row["value"] for name, row in found.items()} == pytest.approx(expected(rows))
     known = sum(bool(row["people"] and row["support"]) for row in rows)
     assert (found["kappa"]["n"], found["kappa"]["excluded"]) == (known, len(rows) - known)
@@ -91,14 +91,14 @@ def test_agreement_and_rankings_are_those_of_references(clustered: bool) -> None
 
 def test_without_systems_there_is_no_ranking() -> None:
     rows = [row | {"system": None} for row in assignments()]
-    found = {row["measure"]: row for row in evaluation_rows({"m": rows}, "vital", clustered=False, seed=0)}
+    found = {row["measure"]: row for row in nugget_rows({"m": rows}, "vital", clustered=False, seed=0)}
     assert (found["kendall"]["value"], found["kendall"]["n"]) == (None, 0)
     assert (found["kendall_within_query"]["value"], found["kappa"]["n"] > 0) == (None, True)
 
 
 def test_without_assignments_nothing_is_known() -> None:
     rows = [row | {"support": None} for row in assignments()]
-    found = evaluation_rows({"m": rows}, "vital", clustered=False, seed=0)
+    found = nugget_rows({"m": rows}, "vital", clustered=False, seed=0)
     assert [(row["value"], row["n"]) for row in found] == [(None, 0)] * 4
 
 
@@ -135,7 +135,10 @@ def test_a_run_is_held_against_assignments_in_nuggetizers_form(spark: SparkSessi
 
 
 def test_labels_that_are_no_assignments_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    for people, said in (("maybe", "has the label `maybe`. An assignment is one of support"), (None, "no nugget has")):
+    for people, said in (
+        ("maybe", r"1 nugget has a label that is not one of support, .* \(`maybe` in 1\)"),
+        (None, "no nugget in the column `references` has a label"),
+    ):
         folder = tmp_path / str(people)
         folder.mkdir()
         places = write_study(folder, [row | {"people": people} for row in assignments()])

@@ -16,7 +16,7 @@ from statsmodels.stats.inter_rater import cohens_kappa
 from tests.jobs.studies import Rows, ask, rows_of, run
 from tests.sample_files import write_lines
 from untold.jobs.study.judgements import MetaEvaluationError
-from untold.jobs.study.nuggets_study import criterion_rows
+from untold.jobs.study.verdict_studies import criterion_rows
 from untold.jobs.tables import CRITERIA
 from untold.udfs.facts.rubric_measures import VERDICTS
 
@@ -130,7 +130,10 @@ def test_a_run_is_compared_with_labels_of_physicians(spark: SparkSession, tmp_pa
 
 
 def test_labels_that_are_no_verdicts_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    for labels, message in ((["maybe"], "has the label `maybe`. A label is true"), ([], "no criterion has a label")):
+    for labels, message in (
+        (["maybe"], r"1 criterion has a label that is not one of met, .* \(`maybe` in 1\)"),
+        ([], "no criterion in the column `rubric` has a label"),
+    ):
         folder = tmp_path / str(len(labels))
         folder.mkdir()
         rubric = [{"text": "Names a dose", "labels": labels}]

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from untold.udfs.statistics.intervals import FloatArray, IntArray, in_parts, leave_one_out, weighted_intervals
+from untold.udfs.statistics.intervals import (
+    FloatArray,
+    IntArray,
+    in_parts,
+    leave_one_out,
+    number_names,
+    weighted_intervals,
+)
 
 # Two points always lie on a line
 LEAST = 3
@@ -85,7 +92,9 @@ def correlate(
     x, y = _checked(first, second)
     if x.size < LEAST or min(np.ptp(x), np.ptp(y)) == 0:
         return {name: Correlation(x.size, None, None, None, None) for name in COEFFICIENTS}
-    owner = _owners(clusters, x.size)
+    if clusters is not None and len(clusters) != x.size:
+        raise ValueError(f"{len(clusters)} clusters are given for {x.size} pairs")
+    owner = np.arange(x.size) if clusters is None else number_names(clusters)[1]
     if x.size < LEAST_FOR_LIMITS:
         return {name: Correlation(x.size, *_from_scipy(name, x, y), None, None) for name in COEFFICIENTS}
     pairs = _pair(x, y)
@@ -110,15 +119,6 @@ def _checked(first: ArrayLike, second: ArrayLike) -> tuple[FloatArray, FloatArra
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise ValueError("measures must be finite. Remove undefined values")
     return x, y
-
-
-def _owners(clusters: Sequence[str] | None, n: int) -> IntArray:
-    """Return the number of the cluster of each pair, int64[n]. Without clusters each pair has its own."""
-    if clusters is None:
-        return np.arange(n)
-    if len(clusters) != n:
-        raise ValueError(f"{len(clusters)} clusters are given for {n} pairs")
-    return np.unique(np.asarray(clusters, dtype=object).astype(str), return_inverse=True)[1].astype(np.int64)
 
 
 def _from_scipy(name: str, x: FloatArray, y: FloatArray) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Confidence intervals of means: the bootstrap that all statistics share, Wilson's interval and the exact interval.
+"""Confidence intervals: the bootstrap of means and of statistics of totals, Wilson's interval and the exact interval.
 
 Samples are given as counts of their distinct values, so that no cost grows with the number of rows.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -228,38 +229,30 @@ def mean_of_counts(values: ArrayLike, counts: ArrayLike) -> float | None:
     return math.fsum(distinct * rows) / int(rows.sum())
 
 
-def bca_interval(
-    values: ArrayLike, counts: ArrayLike, *, seed: int, confidence: float = 0.95, resamples: int = 10_000
-) -> Interval:
+def bca_interval(values: ArrayLike, counts: ArrayLike, *, seed: int, **options: Any) -> Interval:
     """Return the mean of a sample with its BCa interval, from counts of values.
 
-    values: float64[k]; counts: int[k], not negative. Order, seed, `MAX_CELLS` and errors as `joint_bca_interval`. The
-    limits are None with fewer than two distinct values. Methods, section 7; `scipy.stats.bootstrap(method="BCa")` is
-    the reference.
+    values: float64[k]; counts: int[k], not negative. Options, order and errors as `joint_bca_interval`. The limits are
+    None with fewer than two distinct values. Methods, section 7; `scipy.stats.bootstrap(method="BCa")` is the
+    reference.
     """
     sizes = np.ones(np.shape(values), dtype=np.int64)
-    return joint_bca_interval([(values, sizes, counts)], seed=seed, confidence=confidence, resamples=resamples)
+    return joint_bca_interval([(values, sizes, counts)], seed=seed, **options)
 
 
 def clustered_bca_interval(
-    sums: ArrayLike,
-    sizes: ArrayLike,
-    counts: ArrayLike | None = None,
-    *,
-    seed: int,
-    confidence: float = 0.95,
-    resamples: int = 10_000,
+    sums: ArrayLike, sizes: ArrayLike, counts: ArrayLike | None = None, *, seed: int, **options: Any
 ) -> Interval:
     """Return the mean of all samples with its BCa interval if whole clusters (samples of one question) are resampled.
 
     sums: float64[k], the sum of the values of a cluster; sizes: int[k], the number of its values; counts: int[k], the
-    number of clusters with this sum and size, by default one each. Order, seed, `MAX_CELLS` and errors as
+    number of clusters with this sum and size, by default one each. Options, order, `MAX_CELLS` and errors as
     `joint_bca_interval`. The limits are None if fewer than two clusters have samples, or if all clusters have one mean.
 
     Methods, section 7; `scipy.stats.bootstrap((sums, sizes), ratio, paired=True, method="BCa")` is the reference.
     """
     given = np.ones(np.shape(sums), dtype=np.int64) if counts is None else counts
-    return joint_bca_interval([(sums, sizes, given)], seed=seed, confidence=confidence, resamples=resamples)
+    return joint_bca_interval([(sums, sizes, given)], seed=seed, **options)
 
 
 def joint_bca_interval(
@@ -451,3 +444,136 @@ def _resampled_means(clusters: _Clusters, resamples: int, random: np.random.Gene
         sums += np.sqrt(variances) * random.standard_normal(resamples)
     means: FloatArray = sums / sizes
     return means
+
+
+Statistic = Callable[[IntArray], FloatArray]
+"""int64[..., k], totals of k counts, to float64[...], NaN if undefined."""
+
+
+def total_interval(
+    statistic: Statistic, totals: ArrayLike, clusters: Sequence[str] | None = None, **options: Any
+) -> Interval:
+    """Return a statistic of the sums of counts over all samples with its BCa interval, as `total_intervals`."""
+    return total_intervals({"": statistic}, totals, clusters, **options)[""]
+
+
+def total_intervals(
+    statistics: Mapping[Name, Statistic],
+    totals: ArrayLike,
+    clusters: Sequence[str] | None = None,
+    *,
+    counts: ArrayLike | None = None,
+    seed: int,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+) -> dict[Name, Interval]:
+    """Return statistics of the sums of counts over all samples with their BCa intervals, by name.
+
+    totals: int[samples, k], not negative, for example the confusion table of the items of a sample; clusters: the
+    cluster of each sample. Samples, or whole clusters, are resampled, and the jackknife leaves out one at a time.
+    Equal samples are drawn together, so their order has no effect. With `counts`, int[samples], each row stands for as
+    many samples, and the rows are distinct and have one order. A resample with an undefined statistic is left out.
+
+    `mean` is None if the statistic is undefined. The limits are None if leaving out a sample never changes the
+    statistic or makes it undefined, or if all resamples lie on one side. Methods, section 7;
+    `scipy.stats.bootstrap(method="BCa", paired=True)` over samples is the reference.
+    """
+    given = np.asarray(totals, dtype=np.int64)
+    rows, alike = _distinct(sum_by(given, clusters)) if counts is None else (given, np.asarray(counts, dtype=np.int64))
+    if not alike.any():
+        return dict.fromkeys(statistics, NOTHING)
+
+    def of_weights(weights: IntArray) -> dict[Name, FloatArray]:
+        # Whole numbers below 2^53 are exact as floats in any order of their sum, and BLAS is ten times as fast
+        sums = (weights.astype(np.float64) @ rows.astype(np.float64)).astype(np.int64)
+        return {name: of(sums) for name, of in statistics.items()}
+
+    def draws() -> Iterator[IntArray]:
+        return draw_counts(alike, resamples, np.random.default_rng(seed), width=rows.shape[1])
+
+    total: IntArray = (rows * alike[:, None]).sum(axis=0)
+    left_out = {name: of(total - rows[alike > 0]) for name, of in statistics.items()}
+    return weighted_intervals(of_weights, alike, left_out, draws, confidence)
+
+
+def count_tables(
+    labels: ArrayLike, values: ArrayLike, owners: Sequence[Any] | IntArray, shape: tuple[int, int]
+) -> IntArray:
+    """Count the units of each owner by label and value: int64[owners, *shape], by sorted owner.
+
+    labels, values: int[units], positions in the rows and the columns of a table, -1 if unknown; owners: the sample or
+    the cluster of each unit. Units with an unknown label or value do not count. Owners with only such units have
+    no table.
+    """
+    rows, columns = np.asarray(labels, dtype=np.int64), np.asarray(values, dtype=np.int64)
+    known = (rows >= 0) & (columns >= 0)
+    names, owner = number_names(np.asarray(owners)[known])
+    tables = np.zeros((len(names), *shape), dtype=np.int64)
+    np.add.at(tables, (owner, rows[known], columns[known]), 1)
+    return tables
+
+
+def table_intervals(
+    measures: Mapping[Name, Statistic],
+    tables: ArrayLike,
+    clusters: Sequence[str] | None = None,
+    *,
+    seed: int,
+    resamples: int = 10_000,
+) -> dict[Name, Interval]:
+    """Return measures of a confusion table with their BCa intervals, as `total_intervals`.
+
+    tables: int[r, c], the table of all items, which are resampled one by one; or int[samples, r, c], the table of each
+    sample, which are resampled as a whole.
+    """
+    given = np.asarray(tables, dtype=np.int64)
+    shape = given.shape[-2:]
+    counts = None
+    if given.ndim == 2:
+        given, counts = np.eye(given.size, dtype=np.int64), given.ravel()
+    rows = given.reshape(len(given), shape[0] * shape[1])
+    of_totals = {name: partial(_measure_totals, measure, shape) for name, measure in measures.items()}
+    return total_intervals(of_totals, rows, clusters, counts=counts, seed=seed, resamples=resamples)
+
+
+def _measure_totals(measure: Statistic, shape: tuple[int, int], totals: IntArray) -> FloatArray:
+    return measure(totals.reshape(*totals.shape[:-1], *shape))
+
+
+def mean_interval(sums: ArrayLike, sizes: IntArray, clusters: Sequence[str] | None = None, *, seed: int) -> Interval:
+    """Return the mean of all units with its BCa interval, from the sum and the number of the units of each sample.
+
+    sums: float64[samples]; sizes: int64[samples]; clusters: the cluster of each sample, if whole clusters are
+    resampled. The sums of clusters are exact. Errors as `clustered_bca_interval`.
+    """
+    if clusters is None:
+        return clustered_bca_interval(sums, sizes, seed=seed)
+    sums_of, sizes_of = defaultdict[str, list[float]](list), defaultdict[str, int](int)
+    for name, one, size in zip(clusters, np.asarray(sums, dtype=np.float64).tolist(), sizes.tolist(), strict=True):
+        sums_of[str(name)].append(one)
+        sizes_of[str(name)] += size
+    return clustered_bca_interval([math.fsum(own) for own in sums_of.values()], list(sizes_of.values()), seed=seed)
+
+
+def sum_by(counts: IntArray, clusters: Sequence[Any] | IntArray | None) -> IntArray:
+    """Return the sums of the rows of each cluster, or the rows themselves without clusters."""
+    if clusters is None or not len(counts):
+        return counts
+    names, owner = number_names(clusters)
+    sums = np.zeros((len(names), counts.shape[1]), dtype=np.int64)
+    np.add.at(sums, owner, counts)
+    return sums
+
+
+def number_names(names: Sequence[Any] | IntArray) -> tuple[list[Any], IntArray]:
+    """Return the sorted distinct names, and the position of each name among them."""
+    given = np.asarray(names)
+    distinct, places = np.unique(given.astype(str) if given.dtype == object else given, return_inverse=True)
+    return distinct.tolist(), places.astype(np.int64)
+
+
+def _distinct(counts: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the distinct rows in one order, and how many samples have each, without the samples that count nothing."""
+    given = counts[counts.any(axis=-1)] if counts.size else counts.reshape(0, 0)
+    rows, alike = np.unique(given, axis=0, return_counts=True)
+    return rows, alike.astype(np.int64)

@@ -21,8 +21,9 @@ from untold.udfs.statistics.intervals import (
     acceleration_of,
     bca_limits,
     draw_counts,
+    mean_interval,
+    number_names,
 )
-from untold.udfs.statistics.question_resampling import mean_interval
 
 MEASURES = ("precision", "recall", "f1")
 AVERAGES = ("macro", "micro")
@@ -83,6 +84,35 @@ def krippendorff_alpha(table: ArrayLike) -> float | None:
         return None
     unequal = (raters * raters - (counts * counts).sum(axis=1)) / (raters - 1)
     return 1 - (total - 1) * fsum(unequal) / by_chance
+
+
+def auc(totals: IntArray) -> FloatArray:
+    """Return the area under the ROC curve: float64[...], NaN without a positive or without a negative item.
+
+    totals: int64[..., 2k], sums of the rows of `score_counts`. The area is the share of pairs of a positive and a
+    negative item in which the positive item has the greater score. Ties count half. This is the U of Mann and Whitney
+    over all pairs.
+    """
+    positives, negatives = np.split(totals, 2, axis=-1)
+    beaten = np.cumsum(negatives, axis=-1) - negatives / 2
+    pairs = positives.sum(axis=-1) * negatives.sum(axis=-1)
+    won = (positives * beaten).sum(axis=-1)
+    shares: FloatArray = np.divide(won, pairs, out=np.full(np.shape(pairs), np.nan), where=pairs > 0)
+    return shares
+
+
+def score_counts(scores: ArrayLike, positive: ArrayLike, owners: Sequence[str]) -> tuple[IntArray, list[str]]:
+    """Count the positive and the negative items of each owner by score. Return int64[owners, 2k] and the owners.
+
+    scores: float64[items], finite; positive: bool[items]; owners: the sample or the cluster of each item. The first k
+    columns count positive items by ascending score, the other columns negative items.
+    """
+    names, owner = number_names(owners)
+    values, place = np.unique(np.asarray(scores, dtype=np.float64), return_inverse=True)
+    column = place + np.where(np.asarray(positive, dtype=bool), 0, values.size)
+    counts = np.zeros((len(names), 2 * values.size), dtype=np.int64)
+    np.add.at(counts, (owner, column), 1)
+    return counts, names
 
 
 def item_averages(

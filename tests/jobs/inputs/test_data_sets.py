@@ -9,7 +9,9 @@ from pyspark.sql import SparkSession
 
 from tests.sample_files import CONFLICTBANK_ROW, write_lines
 from untold.jobs.inputs.samples import SampleError, read_samples
-from untold.jobs.study.claims_study import read_claims
+from untold.jobs.meta_evaluate import MetaEvaluationRequest
+from untold.jobs.settings.model import Settings
+from untold.jobs.study.verdict_studies import ClaimStudy
 
 
 @pytest.mark.gate
@@ -115,7 +117,8 @@ def test_data_sets_with_files_of_their_own_are_read_from_their_folders(spark: Sp
     assert (summaries.row_count, summaries.invalid_count) == (30, 0)
     experts = read_samples(spark, str(data / "expertqa"), format="expertqa", optional=("references",))
     assert (experts.row_count, experts.duplicates, experts.invalid_count) == (479, 885 - 479, 0)
-    claims = read_claims(spark, str(data / "expertqa"), "expertqa", None, None)
+    given = {"dataset": "claims", "input": str(data / "expertqa"), "format": "expertqa", "output": "out"}
+    claims = ClaimStudy.read_samples(spark, MetaEvaluationRequest(settings=Settings(), **given))
     assert (claims.row_count, claims.invalid_count) == (2177, 0)
     with pytest.raises(SampleError, match=r"trec_web has no file that matches \*/labels/\*\.label\. Give the folder"):
         read_samples(spark, str(data / "trec_web"), format="realsumm")

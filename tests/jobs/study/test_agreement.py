@@ -34,9 +34,8 @@ from untold.udfs.statistics.confusion import (
     under_convention,
 )
 from untold.udfs.statistics.confusion import FAILED as FAILED_OUTCOME
-from untold.udfs.statistics.intervals import Interval
+from untold.udfs.statistics.intervals import Interval, count_tables
 from untold.udfs.statistics.permutation import clustered_permutation_test
-from untold.udfs.statistics.question_resampling import count_tables
 
 Scores = Mapping[str, float | None]
 VALUES = (0.0, 0.25, 0.5, 1.0, None)
@@ -72,9 +71,8 @@ def test_a_failed_score_matches_nothing_is_left_out_or_is_zero_as_published() ->
     earned = label_points(*arrays([FAILED]), np.array([0]))
     found = {convention: (int(points[0]), int(left[0])) for (_, convention), (points, left) in earned.items()}
     assert found == {"mismatch": (0, 0), "zero": (-1, 1), "published": (1, 0)}
-    counted = agreement.count_units(earned, None)
-    named = [{"model": "m", "metric": "e2e"} | row for row in counted]
-    zero = agreement.point_intervals(named, {"lmr": 1}, seed=0)["m", "e2e", "zero", "lmr"]
+    counts = agreement.count_units("wikicontradict", [(("m", "e2e"), earned)], None, {"lmr": 1})
+    zero = agreement.match_means(counts, seed=0)["m", "e2e", "zero", "lmr"]
     assert (zero["value"], zero["n"], zero["excluded"]) == (None, 0, 1)
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from untold.jobs.study.judgements import LabelledUnits, MetaEvaluationError, read_judgements, read_table
+from untold.jobs.study.judgements import LabelledUnits, MetaEvaluationError, open_tables, read_judgements
 from untold.jobs.study.label_study import SCORES
 
 UNITS = LabelledUnits("input", pa.table({"sample_id": ["a", "b", "c"]}), ("sample_id",))
@@ -67,10 +67,8 @@ def test_all_problems_of_all_tables_are_one_error(tmp_path: Path) -> None:
 def test_a_column_that_a_table_lacks_is_null(tmp_path: Path) -> None:
     write(tmp_path / "claims", {"sample_id": ["a"], "text": ["t"]})
     (tmp_path / "candidates").mkdir()
-    found = read_table(str(tmp_path), "claims", ("text", "anchor"))
-    assert found is not None
-    assert found.to_pylist() == [{"text": "t", "anchor": None}]
-    empty = read_table(str(tmp_path), "candidates", ("sample_id", "claim_id"))
-    assert empty is not None
-    assert empty.num_rows == 0
-    assert read_table(str(tmp_path), "statements", ("sample_id",)) is None
+    database = open_tables(str(tmp_path), ["claims", "candidates"])
+    assert database is not None
+    assert database.sql("select text, anchor from claims").fetchall() == [("t", None)]
+    assert database.sql("select sample_id, claim_id from candidates").fetchall() == []
+    assert open_tables(str(tmp_path), ["claims", "statements"]) is None

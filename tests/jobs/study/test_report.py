@@ -98,7 +98,7 @@ def test_every_cell_of_the_report_stands_under_its_heading() -> None:
 
 def test_a_terminal_gets_tables_that_fit_and_a_pipe_markdown() -> None:
     names = [f"provider/a|model-of-a-long-name-{number}" for number in range(2)]
-    rows = [["e2e", name, "1,200", "0.802 [0.748, 0.846]"] for name in names]
+    rows = [{"metric": "e2e", "model": name, "n": 1200, "LMR": "0.802 [0.748, 0.846]"} for name in names]
     report = f"# Report\n\n{markdown_table(['metric', 'model', 'n', 'LMR'], rows)}\n"
     assert "".join(f"{line}\n" for line in report_lines(report, Page())) == report
     assert report_lines(report, Page(60))[2:] == [

@@ -26,8 +26,7 @@ from untold.udfs.statistics.confusion import (
     predict_label,
     under_convention,
 )
-from untold.udfs.statistics.intervals import FloatArray, IntArray, Interval
-from untold.udfs.statistics.question_resampling import table_intervals
+from untold.udfs.statistics.intervals import FloatArray, IntArray, Interval, table_intervals
 
 INCORRECT, PARTIALLY, CORRECT = LABELS
 RESAMPLING_NOISE = 0.3  # in standard errors, of a limit of 4,000 resamples

@@ -11,8 +11,8 @@ from statsmodels.stats.inter_rater import cohens_kappa
 
 from tests.examples import examples
 from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1
-from untold.udfs.statistics.intervals import FloatArray, IntArray
-from untold.udfs.statistics.question_resampling import auc, score_counts, total_interval
+from untold.udfs.statistics.intervals import FloatArray, IntArray, total_interval
+from untold.udfs.statistics.item_agreement import auc, score_counts
 
 RESAMPLING_NOISE = 0.25  # in standard errors, of a limit of 10,000 resamples
 TABLES = st.lists(st.lists(st.integers(0, 9), min_size=4, max_size=4), min_size=1, max_size=5)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from statsmodels.stats.inter_rater import cohens_kappa
 
 from tests.examples import examples
-from untold.jobs.study.claims_study import VERDICTS, agreement_rows, evaluation_rows, share_rows
 from untold.jobs.study.judgements import Judgements, LabelledUnits
+from untold.jobs.study.verdict_studies import VERDICTS, claim_agreements, claim_rows, share_rows
 from untold.udfs.statistics.intervals import clustered_bca_interval, wilson_interval
 
 Claims = list[tuple[str, str | None]]
@@ -24,7 +24,7 @@ def agreement_of(claims: Claims, units: int = 0) -> dict[str, dict[str, Any]]:
     """Return the rows of labels and verdicts by measure; the claims belong to units in turn, if there are units."""
     labels, verdicts = zip(*claims, strict=True)
     names = [f"u{place % (units or len(claims))}" for place in range(len(claims))]
-    rows = agreement_rows(labels, verdicts, names, clustered=units > 0, seed=0)
+    rows = claim_agreements(labels, names, verdicts, clustered=units > 0, seed=0)
     return {row["measure"]: row for row in rows}
 
 
@@ -95,6 +95,6 @@ def test_the_supported_share_is_that_of_all_claims() -> None:
 )
 def test_the_constant_label_is_the_most_frequent_and_supported_among_equals(labels: list[str], accuracy: float) -> None:
     units = labelled([(label, None) for label in labels])
-    rows = evaluation_rows(units, Judgements({}, {}, {}), clustered=False, seed=0)
+    rows = claim_rows(units, Judgements({}, {}, {}), clustered=False, seed=0)
     (found,) = [row for row in rows if (row["metric"], row["measure"]) == ("constant", "accuracy")]
     assert found["value"] == pytest.approx(accuracy)

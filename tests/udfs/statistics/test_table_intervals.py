@@ -12,8 +12,7 @@ import pytest
 from scipy import stats
 
 from untold.udfs.statistics.confusion import CONVENTIONS, MEASURES, under_convention
-from untold.udfs.statistics.intervals import FloatArray, IntArray, Interval
-from untold.udfs.statistics.question_resampling import table_intervals
+from untold.udfs.statistics.intervals import FloatArray, IntArray, Interval, table_intervals
 
 SHAPE, CELLS = (3, 5), 15
 ANSWERS = 5
