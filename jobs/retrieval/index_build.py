@@ -131,11 +131,7 @@ class IndexBuilder:
         own = self.settings
         if before is None and not self.steps.count(embedded.chunks):
             return None
-        making = before.making if before else None
-        if making is None:
-            dimension = embedded.vectors.where(F.col("vector").isNotNull()).select(F.size("vector")).first()
-            assert dimension is not None
-            making = IndexParameters(own.chunk_words, own.chunk_overlap, self.model, own.codec, int(dimension[0]))
+        making = before.making if before else self._parameters(embedded.vectors)
         state = write_table(
             self.index,
             making,
@@ -145,8 +141,17 @@ class IndexBuilder:
             exact_chunks=own.exact_chunks,
             chunks_per_shard=own.chunks_per_shard,
         )
-        indexed = documents.select(*_SAME).join(_documents_in(embedded.failures), on="document_id", how="left_anti")
-        return Catalog(making, indexed.count(), fingerprint(indexed), **vars(state))
+        indexed = documents.select(*_SAME)
+        if embedded.failed:
+            indexed = indexed.join(_documents_in(embedded.failures), on="document_id", how="left_anti")
+        count = self.steps.count(documents) - embedded.failed
+        return Catalog(making, count, fingerprint(indexed), **vars(state))
+
+    def _parameters(self, vectors: DataFrame) -> IndexParameters:
+        """Return the parameters of a new index with these vectors."""
+        own, first = self.settings, vectors.where(F.col("vector").isNotNull()).select(F.size("vector")).first()
+        assert first is not None
+        return IndexParameters(own.chunk_words, own.chunk_overlap, self.model, own.codec, int(first[0]))
 
     def _rows(self, embedded: _Embedded) -> Iterator[pa.RecordBatch]:
         """Yield the chunks with their vectors, streamed from the files of a step."""

@@ -10,7 +10,8 @@ k1 + 1.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -135,6 +136,8 @@ def _connect(index: str) -> Any:
 
     Raises PlaceError for a file system that is neither a local disk nor an object store.
     """
+    # LanceDB warns of each table that it creates. It reads the variable when it is imported
+    os.environ.setdefault("LANCEDB_LOG", "error")
     # The import takes half a second, and runs without an index import this module too
     import lancedb
 
@@ -377,8 +380,10 @@ def _read_hits(query: Any, most: int, columns: Sequence[str], rows: dict[str, in
     return found
 
 
-def _complete(search: Any, queries: int, depth: int, decimals: int | None) -> Iterator[list[Hit]]:
-    """Yield the `depth` best hits of each query, in order.
+def _complete(
+    search: Callable[[Sequence[int], int], dict[int, list[Hit]]], queries: int, depth: int, decimals: int | None
+) -> Iterator[list[Hit]]:
+    """Yield the `depth` best hits of each query, in order. `search` returns so many hits of the queries at places.
 
     LanceDB breaks off among equal similarities. Such a query is searched again with twice as many hits.
     """

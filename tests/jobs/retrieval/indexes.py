@@ -1,4 +1,4 @@
-"""Indexes for tests: made of documents in memory, with vectors whose cosines are known, and what must be found."""
+"""Indexes of documents in memory with known vectors, and the expected hits of searches."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _embed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def ask(stage: str, rows: DataFrame, carry: tuple[str, ...]) -> DataFrame:
-    """Vectors as the model server gives them, of length 1; what holds the word poison has none."""
+    """Return the vectors of the model server, of length 1, and an error for a text with the word poison."""
     assert stage == "embed_text"
     (key,) = carry
     schema = "key string, vector array<float>, request_id string, error_type string, error string"
