@@ -1,4 +1,4 @@
-"""Nights: each date of an input is scored into an output of its own, over one store: `untold nightly`."""
+"""Score each date of an input into its own output, with one store for all: `untold nightly`."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ from untold.udfs.errors import UserError
 from untold.udfs.redaction import redact
 
 REFUSED = 1
-# The worst last (docs/contract.md, "Nights"): what can go on by itself before what needs a person
+# The worst is the last (docs/contract.md, "Nights"): codes that a repeated start fixes come before the others
 SEVERITY = (0, FAILED_TOO_MANY, *(EXIT_CODES[name] for name in (*LEFT, "budget", "outage")), REFUSED, 130)
-# After a night that ended so the next would end the same
+# The statuses after which the next night would fail too
 STOPPING = ("outage", "interrupted", "failed")
 
 
 class SentinelError(UserError):
-    """A sentinel that cannot be read. The message says what is wrong with it."""
+    """A sentinel is unreadable. The message has the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NightlyRequest(NightlyOptions):
-    """Dates to be scored, in this order. `night`: the request of each, with `{date}` in its input and output."""
+    """The dates to score, in order. `night` is the request of each date, with `{date}` in its input and output."""
 
     night: ScoreRequest
     dates: Sequence[date]
-    # The least mean by metric
+    # The minimum mean of each metric
     bars: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, day: date) -> ScoreRequest:
-        """The request of a date."""
+        """Return the request of a date."""
         paths = {name: getattr(self.night, name).replace(DATE, day.isoformat()) for name in ("input", "output")}
         lake = self.night.lake and replace(self.night.lake, date=day)
         return replace(self.night, **paths, lake=lake, day=day)
@@ -70,10 +70,11 @@ class NightlyRequest(NightlyOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DateResult:
-    """What became of a date.
+    """The result of a date.
 
-    `status`: `done` where nothing was left to do, `empty` without input, `refused` where it could not start, `waiting`
-    where another date ended the command first, else as the manifest says. `ran`: whether it started now.
+    `status` is `done` for a date that was complete before, `empty` without input, `refused` for a date that could not
+    start, `waiting` if another date ended the command first, and otherwise the status of the manifest. `ran` is True
+    if this command started the date.
     """
 
     date: str
@@ -82,12 +83,12 @@ class DateResult:
     manifest: Manifest = field(default_factory=dict)
     message: str | None = None
     ran: bool = False
-    # Whether files came or changed since a date was done
+    # True if files were added or changed after the date was complete
     input_changed: bool = False
 
     @property
     def row(self) -> dict[str, Any]:
-        """What `--json` prints of it."""
+        """The values of the date for `--json`."""
         known = row_of(self.date, self.manifest) if self.manifest else {"date": self.date}
         changes = self.manifest.get("input", {}).get("changes", {}) if self.ran else {}
         own = {"status": self.status, "exit_code": self.exit_code, "message": self.message}
@@ -95,7 +96,7 @@ class DateResult:
 
     @property
     def line(self) -> str:
-        """What is printed of it."""
+        """The printed line of the date."""
         overall = [row for row in self.manifest.get("summary", ()) if row["level"] == "overall"]
         means = [f"{row['metric']} {mean_text(row)}" for row in overall]
         counts = self.manifest.get("counts", {})
@@ -106,45 +107,45 @@ class DateResult:
 
 @dataclass(frozen=True)
 class BackfillResult:
-    """What became of all dates, in the order in which they were asked for."""
+    """The results of all dates, in the order of the request."""
 
     nights: Sequence[DateResult]
     breaks: Sequence[Mapping[str, Any]] = ()
-    # The file about all dates, where some ran
+    # The file with all dates, None if no date ran
     file: str | None = None
 
     @property
     def exit_code(self) -> int:
-        """The worst of all."""
+        """The worst exit code of all dates."""
         return max((night.exit_code for night in self.nights), key=SEVERITY.index, default=0)
 
     @property
     def status(self) -> str:
-        """That of a date with the worst exit code."""
+        """The status of a date with the worst exit code."""
         worst = max(self.nights, key=lambda night: SEVERITY.index(night.exit_code), default=None)
         return "empty" if worst is None else worst.status
 
     @property
     def told(self) -> list[dict[str, Any]]:
-        """What a message says of each date."""
+        """The values of each date for a notification."""
         return [{name: value for name, value in night.row.items() if name != "message"} for night in self.nights]
 
     @property
     def metrics(self) -> str | None:
-        """The figures of the newest date that has some."""
+        """The metrics text of the newest date with a manifest, or None."""
         known = [night for night in self.nights if "status" in night.manifest]
         newest = max(known, key=lambda night: night.date, default=None)
         return None if newest is None else metrics_text(newest.manifest, self.exit_code)
 
     @property
     def message(self) -> str:
-        """The lines that say what is wrong with which date."""
+        """The messages of all dates, one per line, each after its date."""
         told = (night for night in self.nights if night.message)
         return "\n".join(f"{night.date}: {line}" for night in told for line in str(night.message).splitlines())
 
 
 def nightly(request: NightlyRequest, display: Display) -> BackfillResult:
-    """Scores those dates that are not done, in one start of Spark and Ray. What is wrong with one ends no other."""
+    """Score the incomplete dates with one start of Spark and Ray. The error of one date does not end the others."""
     found = {day: _look(request, day) for day in request.dates}
     pending = {day: one for day, one in found.items() if isinstance(one, ScoreRequest)}
     nights = {day: one for day, one in found.items() if isinstance(one, DateResult)}
@@ -160,7 +161,7 @@ def nightly(request: NightlyRequest, display: Display) -> BackfillResult:
 
 
 def _look(request: NightlyRequest, day: date) -> DateResult | ScoreRequest:
-    """What is known of a date without an engine; its request where it has something to do."""
+    """Return the request of an incomplete date, or the result of any other date. This starts no engine."""
     asked, name = request.of(day), day.isoformat()
     try:
         earlier = None if asked.overwrite else read_manifest(asked.output)
@@ -177,12 +178,12 @@ def _look(request: NightlyRequest, day: date) -> DateResult | ScoreRequest:
         return _refused(name, error)
     except UserError as error:
         return _refused(name, error)
-    # What is not done has no figures that anybody relies on: it goes on with its input as it is
+    # An incomplete date has no published scores, so it continues with the present input
     return replace(asked, refresh=request.refresh or not ended)
 
 
 def sentinel_of(asked: ScoreRequest, day: str) -> ScoreRequest | None:
-    """The request of a date's sentinel, whose answers are judged anew for its date alone; None where none is set."""
+    """Return the request of a date's sentinel, or None without one. Its responses are judged again for each date."""
     settings = asked.settings
     if settings.nightly.sentinel is None:
         return None
@@ -194,7 +195,7 @@ def sentinel_of(asked: ScoreRequest, day: str) -> ScoreRequest | None:
 
 
 def _check_sentinel(asked: ScoreRequest, day: str) -> None:
-    """Raises SentinelError for a sentinel whose first rows are of no use."""
+    """Raise SentinelError if the first rows of the sentinel are invalid."""
     sentinel = sentinel_of(asked, day)
     try:
         if sentinel is not None:
@@ -204,7 +205,7 @@ def _check_sentinel(asked: ScoreRequest, day: str) -> None:
 
 
 def _input_changed(asked: ScoreRequest, earlier: Manifest) -> bool:
-    """Whether the files of the input are others than those that were read; one that is gone has not changed."""
+    """Return True if the files of the input differ from the scored ones. A removed input counts as unchanged."""
     known = earlier.get("input", {}).get("listing")
     try:
         files, _ = listed_files(asked.input, adapter_of(asked.format))
@@ -214,7 +215,7 @@ def _input_changed(asked: ScoreRequest, earlier: Manifest) -> bool:
 
 
 def _done(request: NightlyRequest, day: str, earlier: Manifest, changed: bool) -> DateResult:
-    """A date that has nothing left to ask, with the exit code of its run."""
+    """Return the result of a complete date, with the exit code of its run."""
     settings = request.night.settings
     missed = miss_messages(earlier, settings)
     code = Ending().exit_code(earlier["counts"]["statuses"], settings.fail_on_error, missed)
@@ -239,33 +240,33 @@ def _told(error: Exception) -> str:
 
 @dataclass
 class _Month:
-    """What all nights may cost within this month, and have cost."""
+    """The budget of all nights of this month, and their costs."""
 
     pattern: str
     most: float | None
 
     @cached_property
     def name(self) -> str:
-        """The month by UTC, as times of manifests begin."""
+        """The month in UTC, with the format of the times in manifests."""
         return f"{datetime.now(UTC):%Y-%m}"
 
     @cached_property
     def costs(self) -> dict[str, float]:
-        """By date."""
+        """The costs by date."""
         return {day: cost_within(self.name, night) for day, night in read_nights(self.pattern).items()}
 
     @property
     def left(self) -> float | None:
-        """What the next night may cost; None without end."""
+        """The remaining budget, None if it is unlimited."""
         return None if self.most is None else max(0.0, self.most - sum(self.costs.values()))
 
     def add(self, night: DateResult) -> None:
-        """Counts a night that ran."""
+        """Add the cost of a night that ran."""
         if self.most is not None and night.manifest:
             self.costs[night.date] = cost_within(self.name, night.manifest)
 
     def capped(self, settings: Settings) -> Settings:
-        """The settings of a night that may cost no more than what is left."""
+        """Return the settings of a night with at most the remaining budget."""
         budget = settings.budget
         costs = [cost for cost in (budget.max_cost, self.left) if cost is not None]
         capped = budget.model_copy(update={"max_cost": min(costs, default=None)})
@@ -273,7 +274,7 @@ class _Month:
 
 
 def _score_all(request: NightlyRequest, pending: Mapping[date, ScoreRequest], display: Display) -> Iterator[DateResult]:
-    """Scores dates one after the other, until one ends so that no other can go on."""
+    """Score the dates in order, until a date ends with a status that stops the others."""
     month = _Month(request.night.output, request.night.settings.nightly.budget_month)
     waiting = iter(pending.items())
     if month.left == 0:
@@ -286,7 +287,7 @@ def _score_all(request: NightlyRequest, pending: Mapping[date, ScoreRequest], di
             if len(request.dates) > 1:
                 display.note(f"{day}: starting")
             night = _score_one(request, day, replace(asked, settings=month.capped(asked.settings)), display, held)
-            # Rows of its input lie on disk for as long as the session knows them
+            # The session stores cached rows of the input on disk until they are removed
             held.spark.catalog.clearCache()
             month.add(night)
             yield night
@@ -297,7 +298,7 @@ def _score_all(request: NightlyRequest, pending: Mapping[date, ScoreRequest], di
 
 
 def _is_used_up(month: _Month, settings: Settings) -> bool:
-    """Whether a night that its budget ended was ended by that of the month: no other bound can have been reached."""
+    """Return True if the monthly budget ended a night, because no other budget can have been reached."""
     night = settings.budget
     others = (night.max_calls, night.max_tokens)
     return others == (None, None) and (night.max_cost is None or (month.left or 0.0) < night.max_cost)
@@ -313,7 +314,7 @@ def _month_used_up(month: _Month) -> DateResult:
 
 
 def _wait(waiting: Iterator[tuple[date, ScoreRequest]], cause: DateResult) -> Iterator[DateResult]:
-    """The dates that are left, which start again has to take up."""
+    """Yield a result for each remaining date, which a later start continues."""
     for day, _ in waiting:
         yield DateResult(date=day.isoformat(), status="waiting", exit_code=cause.exit_code, message=cause.message)
 
@@ -330,7 +331,7 @@ def _score_one(
                 return _night(name, sentinel, {"sentinel": sentinel.manifest})
         outcome = score(_less(asked, sentinel), display, held).apply_thresholds(request.bars)
     except NoInputError as error:
-        # Its files have no row, which their beginnings did not tell
+        # The files have no row, which the check of their first rows did not find
         return _refused(name, error) if request.require_input else DateResult(date=name, status="empty")
     except (UserError, *SPARK_ERRORS) as error:
         return _refused(name, error)
@@ -349,7 +350,7 @@ def _night(day: str, outcome: Outcome, manifest: Manifest) -> DateResult:
 
 
 def _less(asked: ScoreRequest, sentinel: Outcome | None) -> ScoreRequest:
-    """The request with what its sentinel left of the budget."""
+    """Return the request with the budget minus the usage of its sentinel."""
     if sentinel is None or sentinel.unchanged:
         return asked
     usage = sentinel.manifest["starts"][-1]["usage"]
@@ -366,7 +367,7 @@ def _less(asked: ScoreRequest, sentinel: Outcome | None) -> ScoreRequest:
 
 
 def show_nights(found: BackfillResult, request: NightlyRequest) -> None:
-    """Prints a line a date, or of one that ran its summary, and of several the table of all."""
+    """Print one line per date, and a table of several dates, or the summary of a single date that ran."""
     nights = found.nights
     if len(nights) == 1 and nights[0].ran:
         asked = request.of(request.dates[0])
@@ -380,7 +381,7 @@ def show_nights(found: BackfillResult, request: NightlyRequest) -> None:
 
 
 def show_json(found: BackfillResult, request: NightlyRequest) -> None:
-    """Prints what became of the dates, and where figures break over all dates that there are, as JSON."""
+    """Print the results of the dates as JSON, with the breaks of the series of all stored dates."""
     breaks = breaks_of(read_nights(request.night.output))
     content = {"exit_code": found.exit_code, "dates": [night.row for night in found.nights], "breaks": breaks}
     print(json.dumps(content, indent=2, ensure_ascii=False))

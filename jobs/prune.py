@@ -1,4 +1,4 @@
-"""A store without the completions that no output needs any more: `untold prune`."""
+"""Remove the completions of a store that no output needs: `untold prune`."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _STAGE = re.compile(r"\w+-[0-9a-f]{32}")
 
 
 class PruneError(UserError):
-    """A store that cannot be pruned, or an output that does not say what it needs. The message says what to do."""
+    """An error of a store or of an output without a record of its requests. The message contains the remedy."""
 
 
 def prune(request: PruneRequest) -> list[Pruned]:
-    """Removes completions that are older, and that neither a younger run nor a kept output has noted; a row a stage.
+    """Remove the old completions that no recent run and no kept output needs. Return one row for each stage.
 
-    Without `apply` nothing changes. Raises LockedError where a run holds a stage's folder, before anything is removed,
-    and PruneError for an output that is to be kept and does not say what it needs.
+    Without `apply`, only return the rows that would be removed. Raises LockedError if a run has the lock of a folder,
+    and PruneError if a kept output has no record of its requests. The errors are raised before any row is removed.
     """
     stages = (StoragePath(request.store) / VERSION).entries()
     folders = [str(entry.place) for entry in stages if _STAGE.fullmatch(entry.name)]
@@ -58,7 +58,7 @@ def prune(request: PruneRequest) -> list[Pruned]:
     before = datetime.now(UTC) - request.older_than
     with ExitStack() as locks:
         if request.apply:
-            # The notes first: from here on no run looks up what it has not noted
+            # The lock of the records is the first one, because a new run waits for it before the first lookup
             for folder in (folder_of_uses(request.store), *folders):
                 locks.enter_context(lock_folder(folder, f"prune-{uuid4().hex[:12]}", wait=False))
         uses = list_uses(request.store)
@@ -73,7 +73,7 @@ def prune(request: PruneRequest) -> list[Pruned]:
 
 
 def _ids_of(uses: Iterable[ReferenceFile], stage: str) -> RequestIds:
-    """The requests of a stage that some run has noted. Raises PruneError where notes cannot be read."""
+    """Return the ids of the requests of a stage in these records. Raises PruneError if a record cannot be read."""
     ids: list[NDArray[np.bytes_]] = []
     for use in uses:
         if use.stage == stage:
@@ -87,7 +87,7 @@ def _ids_of(uses: Iterable[ReferenceFile], stage: str) -> RequestIds:
 
 
 def _runs_of_outputs(request: PruneRequest, noted: set[str]) -> set[str]:
-    """The runs that made the outputs to be kept. Raises PruneError for an output of this store without notes."""
+    """Return the ids of the runs of the kept outputs. Raises PruneError if an output of this store has no record."""
     runs: set[str] = set()
     for pattern in request.keep_outputs:
         for place in _outputs(pattern):
@@ -103,7 +103,7 @@ def _runs_of_outputs(request: PruneRequest, noted: set[str]) -> set[str]:
 
 
 def _outputs(pattern: str) -> list[str]:
-    """The outputs of a path or glob, of studies' runs, and where sentinels are. Raises PruneError without any."""
+    """Return the outputs of a path or a glob, and the runs of a study. Raises PruneError if there is no output."""
     found = []
     for form in (f"{pattern.rstrip('/')}/{NAME}", f"{pattern.rstrip('/')}/runs/*/{NAME}"):
         with suppress(NoInputError):
@@ -114,14 +114,14 @@ def _outputs(pattern: str) -> list[str]:
 
 
 def _needs(manifest: Mapping[str, Any], output: str, store: str) -> bool:
-    """Whether an output has requests, and its completions are in the store."""
+    """Return True if the completions of an output are in this store."""
     asked = any(row["requests"] for start in manifest.get("starts", ()) for row in start["usage"])
     named = (manifest.get("settings") or {}).get("completion_store")
     return asked and absolute(store) == store_of(Settings(completion_store=named), absolute(output))
 
 
 def prune_lines(found: Sequence[Pruned], page: Page, *, applied: bool) -> list[str]:
-    """A line a stage and one of all, and what to do where nothing was removed yet."""
+    """Return the lines of the table, with one line for each stage and one line for the total."""
     total = Pruned("all", *(sum(getattr(one, name) for one in found) for name in _NUMBERS))
     heads = ["stage", "rows", "bytes", "rows removed" if applied else "rows to remove", "bytes freed"]
     rows = [[one.stage, *(f"{getattr(one, name):,}" for name in _NUMBERS)] for one in (*found, total)]

@@ -1,4 +1,4 @@
-"""What disks, memory and locales refuse, and what Spark has wrapped: one line of what, where, and how to go on."""
+"""Convert errors of disks, memory, locales and Spark into one line with the problem, the place and the remedy."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from contextlib import suppress
 
 from untold.udfs.errors import UserError, require
 
-# What a new folder and its first file take, and more than what a full disk may keep back
+# A write of this size fails on a full disk, in spite of its reserved blocks
 PROBE_BYTES = 2**16
 OPEN_FILES = 1024
-# The longest path of a socket, and the part of it that Ray adds: ray/session_<time>_<pid>/sockets/plasma_store
+# The longest path of a socket, and the length that Ray adds: ray/session_<time>_<pid>/sockets/plasma_store
 SOCKET_PATH_BYTES, RAY_SOCKET_BYTES = 107, 68
 _ROOM = "make room there"
 _PERMISSION = "see to its permissions, or choose another path"
@@ -28,7 +28,7 @@ _REMEDIES = {
     errno.EPERM: _PERMISSION,
     errno.ENAMETOOLONG: "choose a shorter name",
 }
-# Where Spark, Arrow and Python write the path of what failed
+# The path in error messages of Spark, Arrow and Python
 _PATHS = (
     r"writing rows to (?:file:)?(/.+?)\. SQLSTATE",
     r"Mkdirs failed to create (?:file:)?(/.+?) \(exists=",
@@ -39,7 +39,7 @@ _PATHS = (
 )
 _CAUSE = re.compile(r"^(?:Caused by|): ([\w.$]+)(?:: (.+))?$", re.MULTILINE)
 _WORKER = "An exception was thrown from the Python worker"
-# Maven's names of what Spark lacks for a file system, by the package of its classes
+# Maven packages for file systems, by the prefix of a missing class
 _PACKAGES = {
     "org.apache.hadoop.fs.s3a": "org.apache.hadoop:hadoop-aws in the version of Spark's Hadoop",
     "software.amazon.awssdk": "software.amazon.awssdk:s3 and the other packages that hadoop-aws needs",
@@ -50,12 +50,12 @@ _PACKAGES = {
 _MISSING_CLASS = re.compile(
     r"(?:ClassNotFoundException: (?:Class )?|NoClassDefFoundError: )([\w$]+(?:[./][\w$]+)+)(?: not found)?"
 )
-# What the JVM says where its heap is full, and Spark where a table of hashes does not fit into its part of that
+# Messages for a full heap of the JVM, and for a hash table that exceeds the memory of Spark
 _NO_MEMORY = re.compile(
     r"java\.lang\.OutOfMemoryError(?!: unable to create)|SparkOutOfMemoryError|Could not allocate memory to grow"
 )
 _INSTALL = "install the same version of untold on the workers, or use `untold package`"
-# What Spark and its workers say of a machine that is not set up, and what to do there
+# Messages of Spark and its workers for an incomplete machine, and the remedies
 _UNPREPARED = (
     (
         re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'"),
@@ -86,22 +86,22 @@ _UNPREPARED = (
 
 
 class UnwritableError(UserError):
-    """A folder that a command needs and cannot write into. The message says which, why, and what to do."""
+    """A folder of a command is not writable. The message has the folder, the reason and the remedy."""
 
 
 def check_writable(folder: str, use: str, remedy: str) -> None:
-    """Raises UnwritableError where nothing can be written into a local folder, or into what it is to be made in."""
+    """Raise UnwritableError if a local folder, or the nearest parent that exists, is not writable."""
     number = _probe(folder)
     if number is not None:
         raise UnwritableError(f"{use} {folder} cannot be written ({os.strerror(number)}); {remedy}, then start again")
 
 
 class EnvironmentVariableError(UserError):
-    """A variable or a limit of the environment that a run cannot use. The message names it and the remedy."""
+    """A variable or a limit of the environment is unusable. The message has its name and the remedy."""
 
 
 def check_open_files() -> None:
-    """Raise the soft limit of open files to what Spark and Ray need.
+    """Raise the soft limit of open files to `OPEN_FILES`, for Spark and Ray.
 
     Raises EnvironmentVariableError if the hard limit is lower.
     """
@@ -127,13 +127,13 @@ def check_socket_folder(temporary: str) -> None:
 
 
 def check_address(ray_address: str) -> None:
-    """Raises UserError where an address is for Ray's client and that is not installed."""
+    """Raise UserError if an address needs Ray's client, and the client is not installed."""
     if ray_address.startswith("ray://"):
         require("a ray:// address", "cluster", "grpc")
 
 
 def explain(error: BaseException) -> str | None:
-    """The line for what a disk, a memory, a locale or a machine without its parts refused; None for another error."""
+    """Return the line for an error of a disk, memory, a locale or an incomplete machine, None for other errors."""
     text = text_of(error)
     unprepared = _unprepared(text)
     if unprepared is not None:
@@ -150,7 +150,7 @@ def explain(error: BaseException) -> str | None:
         return "cannot write to a temporary folder. Make room, or set TMPDIR to a writable folder, then start again"
     path = _named(error) or _path_in(text)
     number = _number_of(error, text, path)
-    # Only room is refused without a path; a permission without one is none of a file's
+    # Only a full disk is reported without a path. Other permission errors are not about files
     if number is None or (path is None and _REMEDIES[number] != _ROOM):
         return None
     folders = work_folders()
@@ -159,11 +159,11 @@ def explain(error: BaseException) -> str | None:
 
 
 def root_cause(error: BaseException) -> str:
-    """What an error says in one line: the innermost cause of Spark's that has words, the worker's own exception."""
+    """Return the message of an error in one line: the exception of a worker, or the innermost cause with a message."""
     text = text_of(error)
     if _WORKER in text:
         return _worker_line(text[text.index(_WORKER) :])
-    causes: list[str] = [words for _, words in _CAUSE.findall(text) if words]
+    causes: list[str] = [message for _, message in _CAUSE.findall(text) if message]
     if causes:
         return causes[-1]
     first = next((line for line in text.splitlines() if line.strip()), "")
@@ -171,7 +171,7 @@ def root_cause(error: BaseException) -> str:
 
 
 def _unprepared(text: str) -> str | None:
-    """The line for a class that Spark's JVM lacks, or for what a worker lacks; None for anything else."""
+    """Return the line for a class missing in the JVM, or for an incomplete worker, None for other errors."""
     missing = _MISSING_CLASS.search(text)
     if missing is not None:
         name = missing[1].replace("/", ".")
@@ -184,7 +184,7 @@ def _unprepared(text: str) -> str | None:
 
 
 def text_of(error: BaseException) -> str:
-    """An error's text; an error of the JVM asks it for that, and the JVM may be gone."""
+    """Return the text of an error. An error of the JVM reads it from the JVM, which may have ended."""
     try:
         return str(error)
     except Exception:
@@ -192,24 +192,24 @@ def text_of(error: BaseException) -> str:
 
 
 def work_folders(spark_conf: str | None = None) -> Sequence[str]:
-    """The folders of this machine in which Spark and Python keep what they work on."""
-    # In this order Spark goes by them
+    """Return the folders of this machine for the temporary files of Spark and Python."""
+    # The order in which Spark reads these settings
     sparks = os.environ.get("SPARK_LOCAL_DIRS") or spark_conf or _local_dir_of_session() or "/tmp"
     return list(dict.fromkeys([*sparks.split(","), os.environ.get("TMPDIR") or "/tmp"]))
 
 
 def _local_dir_of_session() -> str | None:
-    """The setting of the Spark session that runs, if one does: a command that needs no Spark has not imported it."""
+    """Return `spark.local.dir` of the active Spark session, if there is one. This does not import Spark."""
     context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
     active = getattr(context, "_active_spark_context", None)
-    # The JVM holds it, and may be gone
+    # The JVM, which has the setting, may have ended
     with suppress(Exception):
         return active and str(active.getConf().get("spark.local.dir", ""))
     return None
 
 
 def _worker_line(text: str) -> str:
-    """The last exception of a worker's traceback: what follows its last frame, whose lines are indented."""
+    """Return the exception after the last frame of a worker's traceback. Lines of frames are indented."""
     lines = text.splitlines()
     frames = [number for number, line in enumerate(lines) if line.startswith("  ")]
     after = lines[frames[-1] + 1 :] if frames else lines[1:]
@@ -217,7 +217,7 @@ def _worker_line(text: str) -> str:
 
 
 def _unencodable(error: BaseException, text: str) -> str | None:
-    """The file name that could not be encoded, in ASCII; None where it is another text, which may be an answer."""
+    """Return the file name with an encoding error, in ASCII. Other texts give None, because they may be of samples."""
     path = error.object if isinstance(error, UnicodeEncodeError) else None
     if "unmappable characters" in text:
         path = _path_in(text)
@@ -226,13 +226,13 @@ def _unencodable(error: BaseException, text: str) -> str | None:
 
 
 def _number_of(error: BaseException, text: str, path: str | None) -> int | None:
-    """The number of the refusal: the error's own, or that of the system's words for it in the text."""
+    """Return the number of the error, or the number whose system message is in the text."""
     own = error.errno if isinstance(error, OSError) else None
     if own in _REMEDIES:
         return own
-    spoken = next((number for number in _REMEDIES if os.strerror(number) in text), None)
-    # Hadoop does not say why it could not make a folder
-    return spoken or (_probe(path) if path is not None and "Mkdirs failed" in text else None)
+    in_text = next((number for number in _REMEDIES if os.strerror(number) in text), None)
+    # Hadoop reports no reason if it cannot create a folder
+    return in_text or (_probe(path) if path is not None and "Mkdirs failed" in text else None)
 
 
 def _named(error: BaseException) -> str | None:
@@ -240,13 +240,13 @@ def _named(error: BaseException) -> str | None:
 
 
 def _path_in(text: str) -> str | None:
-    """The path that an error's text names, less what Spark adds to it while it writes."""
+    """Return the path in the text of an error, without the temporary folder that Spark adds."""
     found = next((match[1] for pattern in _PATHS if (match := re.search(pattern, text, re.MULTILINE))), None)
     return found and found.partition("/_temporary")[0]
 
 
 def _probe(folder: str) -> int | None:
-    """The number of the system's refusal of a file in a folder, or in the nearest that there is; None where it fits."""
+    """Return the error number of a test write in a folder or its nearest parent that exists, None if it succeeds."""
     path = os.path.abspath(folder)
     while not os.path.isdir(path) and path != os.path.dirname(path):
         path = os.path.dirname(path)

@@ -20,14 +20,14 @@ from untold.udfs.redaction import without_secrets
 from untold.udfs.samples.files import is_remote
 from untold.udfs.storage import StoragePath
 
-# By either of which OpenLineage's client knows where events go
+# OpenLineage's client reads its destination from one of these variables
 SWITCHES = ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG")
 PRODUCER = "https://pypi.org/project/untold"
 
 
 @dataclass
 class Lineage:
-    """A run as events tell of it. `manifest` is that of its end, and empty where it did not come to one."""
+    """The names of a run in events, and its final manifest, which is empty for an incomplete run."""
 
     job: str
     input: str
@@ -37,7 +37,7 @@ class Lineage:
 
 @contextmanager
 def lineage(job: str, input: str, output: str, note: Callable[[str], None]) -> Iterator[Lineage]:
-    """Tells OpenLineage of the run within: START, then COMPLETE, or FAIL where it raises or ended early."""
+    """Send the OpenLineage events of the block: START, then COMPLETE, or FAIL for an error or an unfinished run."""
     told = Lineage(job, input, output)
     emit = _emitter(told, note) if any(os.environ.get(name) for name in SWITCHES) else lambda _: None
     emit("START")
@@ -48,7 +48,7 @@ def lineage(job: str, input: str, output: str, note: Callable[[str], None]) -> I
 
 
 def _emitter(told: Lineage, note: Callable[[str], None]) -> Callable[[str], None]:
-    """What sends an event of a state. Where that fails once it is a line, and no other is sent."""
+    """Return a function that sends the event of a state. After an error it prints one line and sends nothing more."""
     try:
         from openlineage.client import OpenLineageClient
         from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
@@ -94,7 +94,7 @@ def _read(path: str) -> Any:
 
 
 def _written(told: Lineage) -> list[Any]:
-    """The tables of the output; those of a lakehouse by the names that they have there."""
+    """Return the tables of the output, with their own names if they are in a lakehouse."""
     from openlineage.client.event_v2 import OutputDataset
     from openlineage.client.facet_v2 import output_statistics_output_dataset as statistics
 
@@ -111,7 +111,7 @@ def _written(told: Lineage) -> list[Any]:
 
 
 def dataset_of(path: str) -> tuple[str, str]:
-    """The namespace and name that OpenLineage has for a path.
+    """Return the namespace and the name of a path in OpenLineage.
 
     >>> dataset_of("/data/out/scores"), dataset_of("s3a://bucket/out/scores")
     (('file', '/data/out/scores'), ('s3://bucket', 'out/scores'))
@@ -124,9 +124,9 @@ def dataset_of(path: str) -> tuple[str, str]:
 
 
 def span(name: str, **attributes: str) -> AbstractContextManager[Any]:
-    """An OpenTelemetry span of what is within; nothing where the process has not loaded OpenTelemetry.
+    """Return an OpenTelemetry span of the block, or an empty context if OpenTelemetry is not loaded.
 
-    Who wants spans loads it before, by `opentelemetry-instrument` or a provider of their own.
+    `opentelemetry-instrument`, or code with a provider, loads it before.
     """
     trace = sys.modules.get("opentelemetry.trace")
     return (
@@ -142,14 +142,14 @@ SECONDS = 10.0
 
 @dataclass
 class RunNotification:
-    """What is told of a command: `facts` for the message, without any text of samples, and the file of metrics."""
+    """The notification of a command: `facts` for the message, without texts of samples, and the metrics file's text."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     metrics: str | None = None
 
 
 def facts_of(manifest: Mapping[str, Any], exit_code: int) -> dict[str, Any]:
-    """What a message says of a run."""
+    """Return the facts of a run for a message."""
     named = ("run", "counts", "summary", "totals")
     return {"status": manifest["status"], "exit_code": exit_code, **{name: manifest.get(name) for name in named}}
 
@@ -158,9 +158,9 @@ def facts_of(manifest: Mapping[str, Any], exit_code: int) -> dict[str, Any]:
 def reporting(
     settings: NotifySettings, metrics_file: str | None, note: Callable[[str], None], **facts: Any
 ) -> Iterator[RunNotification]:
-    """Tells of the command within, however it ends; what it raises is told as `failed`, by its kind alone.
+    """Send the notification of the block at its end. For an error it has the status `failed` and only the type.
 
-    Telling never fails the command: what could not be written or sent is a line.
+    A notification that cannot be written or sent prints a line. The command does not fail.
     """
     report = RunNotification({**facts, "status": "failed", "exit_code": 1})
     try:
@@ -189,7 +189,7 @@ def _tell(
 
 
 def _send(settings: NotifySettings, facts: Mapping[str, Any]) -> None:
-    """Posts the facts as JSON, signed where a key is named. Raises OSError, and ValueError for a missing key."""
+    """Post the facts as JSON, signed if `key_env` is set. Raises OSError, and ValueError for a missing key."""
     body = json.dumps(without_secrets(facts), ensure_ascii=False).encode()
     headers = {"Content-Type": "application/json", "User-Agent": "untold"}
     if settings.key_env is not None:
@@ -202,5 +202,5 @@ def _send(settings: NotifySettings, facts: Mapping[str, Any]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Why, in a few words; an error of the network says it in its own."""
+    """Return the short reason of an error."""
     return str(getattr(error, "strerror", None) or getattr(error, "reason", None) or error) or type(error).__name__

@@ -33,18 +33,18 @@ Pooling = Literal["mean", "cls"]
 
 
 def find_model(name: str) -> ModelFiles:
-    """The files of an embedding model: `minilm`, or a folder with `model.onnx` and `tokenizer.json`.
+    """Return the files of an embedding model: `minilm`, or a folder with `model.onnx` and `tokenizer.json`.
 
-    Raises LocalModelFileError, in one line that says what to install or to set, where they are not there.
+    Raises LocalModelFileError for missing files, with one line that has the remedy.
     """
     return find_minilm() if name == MINILM else find_in_folder(name)
 
 
 class Embedder:
-    """Gives texts their vectors, by one thread; batch and single give the same bits.
+    """Compute the vectors of texts with one thread. The vector of a text does not depend on its batch.
 
-    `pooling`: the mean of the last hidden states over all tokens, or the state of the first (`cls`). Texts are cut to
-    `max_tokens` tokens. Opening it takes a second. Raises LocalModelFileError for files that are no such model.
+    `pooling` is the mean of the last hidden states over all tokens, or the state of the first token (`cls`). Texts are
+    cut to `max_tokens` tokens. Loading takes a second. Raises LocalModelFileError for files of another kind.
     """
 
     def __init__(self, files: ModelFiles, pooling: Pooling = "mean", max_tokens: int = 256) -> None:
@@ -60,18 +60,18 @@ class Embedder:
                 raise LocalModelFileError(f"{self._path} does not return hidden states [texts, tokens, dimension]")
             if vectors is None:
                 vectors = np.empty((len(texts), states.shape[2]), dtype=np.float32)
-            # All tokens of a group are real ones: it has no padding
+            # The texts of a group have equal lengths, so there is no padding
             vectors[places] = states.mean(axis=1, dtype=np.float32) if self._pooling == "mean" else states[:, 0]
         return np.empty((0, 0), dtype=np.float32) if vectors is None else vectors
 
 
 def prefixes_template(query: str, document: str) -> str:
-    """The template of `embed_text`: what is put before a text of each kind, as JSON; an empty prefix is none."""
+    """Return the template of `embed_text`: the prefix of each kind as JSON, null for an empty one."""
     return canonical_json({"query": query or None, "document": document or None})
 
 
 def embedding_inputs(stage: Stage, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is embedded for rows of text and kind: the text behind the prefix of its kind.
+    """Return the inputs of the model for rows of text and kind: the prefix of the kind, then the text.
 
     >>> stage = Stage("embed_text", ("text", "kind"), "m", prefixes_template("query: ", ""))
     >>> embedding_inputs(stage, [{"text": "a", "kind": "query"}, {"text": "b", "kind": "document"}])
@@ -83,12 +83,12 @@ def embedding_inputs(stage: Stage, rows: Sequence[Mapping[str, Any]]) -> list[st
 
 @lru_cache(maxsize=2)
 def open_embedder(files: ModelFiles, pooling: Pooling, max_tokens: int) -> Embedder:
-    """An embedder that a worker process keeps, so that its next task opens none."""
+    """Return an embedder. A worker process caches it for its next task."""
     return Embedder(files, pooling, max_tokens)
 
 
 def vector_error(vector: NDArray[np.float32], dimension: int | None = None) -> str | None:
-    """What is wrong with a vector: not `dimension` long (any length but 0 where None), not finite, or zero.
+    """Return the error of a vector that is empty, zero, not finite, or not of the length `dimension`, otherwise None.
 
     >>> vector_error(np.zeros(2)), vector_error(np.ones(1), dimension=2), vector_error(np.ones(2))
     ('the vector is zero', 'the vector has 1 dimensions, not 2', None)
@@ -101,9 +101,10 @@ def vector_error(vector: NDArray[np.float32], dimension: int | None = None) -> s
 
 
 def normalised(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows of length 1, float32 [n, dimension], so that inner products are cosines. No row may be zero.
+    """Return the rows scaled to length 1, float32 [n, dimension], so that inner products are cosines.
 
-    In double precision, where squares neither overflow nor vanish: single-precision values lie within 1e-45 and 3e38.
+    No row may be zero. Lengths are computed in double precision, because squares of values below 1e-23 or above 1e19
+    leave the range of single precision.
     """
     exact = vectors.astype(np.float64)
     lengths = np.linalg.norm(exact, axis=1, keepdims=True)
@@ -112,18 +113,18 @@ def normalised(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 BERTSCORE = ("bertscore_precision", "bertscore_recall", "bertscore_f1")
-MAX_TOKENS = 512  # what BERT's positions end at; longer texts are cut
-# Texts whose states are kept: the reference of one query is that of all its responses
+MAX_TOKENS = 512  # the positions of BERT; longer texts are cut
+# The number of cached texts: all responses to a query have the same reference
 KEPT_TEXTS = 32
 States = tuple[NDArray[np.float64], NDArray[np.bool_]]
 
 
 class TokenScorer:
-    """BERTScore of pairs of texts, by one thread. Raises LocalModelFileError for files that are no such model.
+    """Compute BERTScore of pairs of texts with one thread. Raises LocalModelFileError for files of another kind.
 
-    Zhang et al. 2020 with equal weights, without rescaling: precision is the mean over the response's tokens of the
-    largest cosine with any of the reference's, recall the same the other way around, F1 their harmonic mean. [CLS] and
-    [SEP] are matched to and have no weight, as in the authors' code.
+    Source: Zhang et al. 2020 with equal weights, without rescaling. Precision is the mean over the response's tokens of
+    their largest cosine with a token of the reference. Recall exchanges the two texts, and F1 is the harmonic mean.
+    [CLS] and [SEP] can be matched, but have no weight, as in the authors' code.
     """
 
     def __init__(self, files: ModelFiles) -> None:
@@ -131,18 +132,18 @@ class TokenScorer:
         self._kept: OrderedDict[str, States] = OrderedDict()
 
     def score(self, response: str, reference: str) -> Mapping[str, float]:
-        """By name of `BERTSCORE`, from -1 to 1; 0 where a text has no token of its own."""
+        """Return the values of `BERTSCORE` by name, from -1 to 1, and 0 if a text has no token."""
         return dict(zip(BERTSCORE, match_states(self._states(response), self._states(reference)), strict=True))
 
     def _states(self, text: str) -> States:
-        """The tokens' states as rows of length 1, and which of them are tokens of the text."""
+        """Return the states of the tokens as rows of length 1, and a mask of the tokens of the text."""
         if text in self._kept:
             self._kept.move_to_end(text)
             return self._kept[text]
         encoding = self._model.tokenizer.encode(text)
         (_, states), *_ = self._model.run([encoding])
         rows = states[0].astype(np.float64)
-        # A state of zeros has no direction, and a cosine of 0 with everything
+        # A zero state has the cosine 0 with every state
         rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float64).tiny)
         own = np.array(encoding.special_tokens_mask) == 0
         self._kept[text] = rows, own
@@ -152,7 +153,7 @@ class TokenScorer:
 
 
 def match_states(response: States, reference: States) -> tuple[float, float, float]:
-    """Precision, recall and F1 of two texts, given their states float64[tokens, dimension] and which have weight."""
+    """Return precision, recall and F1 of two texts from their states, float64[tokens, dimension], and masks."""
     (states, own), (others, theirs) = response, reference
     if not (own.any() and theirs.any()):
         return 0.0, 0.0, 0.0
@@ -162,9 +163,9 @@ def match_states(response: States, reference: States) -> tuple[float, float, flo
     return precision, recall, 2 * precision * recall / both if both else 0.0
 
 
-# Enough that many are of one length and run together (local_models), few enough that a flush is never late for long
+# Large groups have many texts of equal length, which run together. Small groups delay a flush less
 GROUP_ROWS = 256
-# A vector of 384 numbers and its names are some 2 KB
+# A row with a vector of 384 numbers has about 2 KB
 FILE_ROWS = 4096
 COUNTS = pa.schema([("done", pa.int64()), ("failed", pa.int64())])
 
@@ -183,9 +184,9 @@ def answer_in_task(
 ) -> Iterator[pa.RecordBatch]:
     """Answer the requests of a partition (request_id and the stage's variables) and write them into the folder.
 
-    Yields one row of `COUNTS` per batch. Files appear whole, every `flush` seconds, so a killed task loses little. A
-    task that Spark runs twice writes the same answers twice, and readers use one of them. `answering` are the models by
-    stage, by default `LOCAL_ANSWERS`. Raises LocalModelFileError if the model of this worker differs from the stage's.
+    Yields one row of `COUNTS` per batch. A complete file is written every `flush` seconds. A task that Spark runs twice
+    writes the same completions twice, and readers use one of them. `answering` has the models by stage, by default
+    `LOCAL_ANSWERS`. Raises LocalModelFileError if the model of this worker differs from the stage's.
     """
     answers = (answering or LOCAL_ANSWERS)[stage.name](stage)
     for batch in batches:
@@ -198,19 +199,19 @@ def answer_in_task(
             if len(held) >= FILE_ROWS or monotonic() - began >= flush or first + GROUP_ROWS >= len(rows):
                 done, failed = done + len(held), failed + sum(row.error_type is not None for row in held)
                 stamped = [_stamped(row, stage, run) for row in held]
-                # A name of its own: two attempts at one task may write at one time
+                # Two attempts of one task may write at the same time, so the name is random
                 write_file(f"{folder}/{run}-{stage.name}-task-{uuid4().hex}.parquet", completions_table(stamped))
                 held, began = [], monotonic()
         yield pa.RecordBatch.from_pylist([{"done": done, "failed": failed}], COUNTS)
 
 
 def _stamped(row: Completion, stage: Stage, run: str) -> Completion:
-    """A row as it is stored: what answered it, when, and in which start."""
+    """Return the row with its model, time and run."""
     return replace(row, model=stage.model, attempts=1, answered_at=datetime.now(UTC), run_id=run)
 
 
 def _embedding(stage: Stage) -> Answers:
-    """Vectors by the model of `embeddings.model`; one with a flaw is `bad_body`, as from an endpoint."""
+    """Return a function that embeds texts by `embeddings.model`. An invalid vector has the error `bad_body`."""
     files = find_model(stage.model)
     check_files(files, stage)
     embedder = open_embedder(files, stage.extra_body["pooling"], stage.extra_body["max_tokens"])
@@ -228,7 +229,7 @@ def _embedding(stage: Stage) -> Answers:
 
 
 def _classifying(stage: Stage) -> Answers:
-    """Probabilities by the classifier of `grounding.verifier`, as JSON by relation."""
+    """Return a function that classifies pairs by `grounding.verifier`. A completion has the probabilities as JSON."""
     classifier = open_classifier(find_for(stage))
 
     def answers(rows: Sequence[Row]) -> list[Completion]:

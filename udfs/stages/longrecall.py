@@ -62,22 +62,22 @@ _CANDIDATES = listed(number_of("candidates"))
 
 @reader
 def parse_resolved(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the `facts`: a text for each of `facts`, by number or by position.
+    """Return the `facts`: one rewritten text for each of the `facts` in the request, by number or by position.
 
-    Raises `Unparsable` for another number of texts, for other numbers than the facts have, for the text of
-    another fact, and for a line without a bullet that has less than half of the words of its fact.
+    Raises `Unparsable` if the number of texts is wrong, if a number is not the number of a fact, if a text is equal to
+    another fact, and if a line without a bullet has less than half of the words of its fact.
     """
     facts: Sequence[str] = variables["facts"]
     items = read_items(text, FACT_NAMES, preferred=_RESOLVED_NAMES, may_be_plain=len(facts) == 1)
     check_rewritten([item.text for item in items], "\n".join([str(variables.get("text") or ""), *facts]))
     numbers = [item.number for item in items if item.number is not None]
-    # Markdown counts on from one number before each item
+    # Markdown lists may have the same number before each item
     if len(set(numbers)) > 1:
         if sorted(numbers) != list(range(1, len(facts) + 1)):
-            raise Unparsable("other numbers than the facts have")
+            raise Unparsable("a number that is not the number of a fact")
         items = sorted(items, key=lambda item: item.number or 0)
     if len(items) != len(facts):
-        raise Unparsable(f"{len(items)} texts of {len(facts)} facts")
+        raise Unparsable(f"{len(items)} texts for {len(facts)} facts")
     keys = list(map(matching_key, facts))
     texts = [matching_key(item.text) for item in items]
     for key, said, item in zip(keys, texts, items, strict=True):
@@ -92,20 +92,20 @@ def parse_resolved(text: str, variables: Mapping[str, Any]) -> dict[str, list[st
 
 @reader
 def parse_match(text: str, variables: Mapping[str, Any]) -> dict[str, bool]:
-    """Return `matched`: whether the label is Match. Raises `Unparsable` for none, both, and a partial match."""
+    """Return `matched`, True for the label Match. Raises `Unparsable` if there is no label or more than one."""
     own = [str(variables.get(name) or "") for name in MATCH_VARIABLES]
     return {"matched": read_label(text, _LABELS, own) == _MATCH}
 
 
 @reader
 def parse_subset(text: str, variables: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Return the numbers of the known `candidates`, ascending. Raises `Unparsable` if no list is the answer."""
+    """Return the numbers of the `candidates` in ascending order. Raises `Unparsable` if there is no clear list."""
     return {"candidates": read_numbers(text, _CANDIDATE_NAMES, variables["candidates"])}
 
 
 @reader
 def parse_holistic(text: str, variables: Mapping[str, Any]) -> dict[str, list[list[int]]]:
-    """Return for each of `references` the numbers of its known `candidates`, ascending."""
+    """Return the numbers of the `candidates` for each of the `references`, in ascending order."""
     names = ("candidates", "candidate", "candidateids", "candidatenumbers", "evidence")
     references, candidates = variables["references"], variables["candidates"]
     return {"candidates": read_number_lists(text, _REFERENCE_NAMES, names, references, candidates)}

@@ -18,27 +18,27 @@ _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 
 
 class WebHit(TypedDict):
-    """What a search found: its address, and what the service shows of it."""
+    """A search result: its address, and the title and description from the service."""
 
     id: str
     text: str
 
 
 class NoHitsError(ValueError):
-    """A body that is no answer to a search. The message says so, and nothing of the body."""
+    """A body without the results of a search. The message contains no text of the body."""
 
 
 class Provider(Protocol):
-    """A service as `search.model` names it. Another one is a class with these, named in `PROVIDERS`."""
+    """A search service. Its name is a value of `search.model`. To add a service, add a class to `PROVIDERS`."""
 
     name: ClassVar[str]
     key_header: ClassVar[str]
 
     def query(self, variables: Mapping[str, Any]) -> str:
-        """The query of the address for the variables query and count, URL-encoded."""
+        """Return the URL-encoded query of the address for the variables query and count."""
 
     def hits(self, body: str) -> list[WebHit]:
-        """The hits of an answer's body, in the service's order, an address once. Raises NoHitsError."""
+        """Return the hits in a body in the order of the service, each address once. Raises NoHitsError."""
 
 
 class Brave:
@@ -46,15 +46,15 @@ class Brave:
 
     name: ClassVar[str] = "brave"
     key_header: ClassVar[str] = "X-Subscription-Token"
-    # The service's own limits: what is longer or more it refuses
+    # The limits of the service, which rejects longer queries and larger counts
     MOST_WORDS, MOST_CHARACTERS, MOST_HITS = 50, 400, 20
 
     def query(self, variables: Mapping[str, Any]) -> str:
-        """`q`, cut to 50 words and 400 characters at a word's end, and `count`, 20 at most."""
+        """Return `q`, cut at the end of a word to 50 words and 400 characters, and `count`, at most 20."""
         return urlencode({"q": self.cut(variables["query"]), "count": min(int(variables["count"]), self.MOST_HITS)})
 
     def cut(self, query: str) -> str:
-        """The beginning of a query that the service takes, white space collapsed; a longer single word is cut itself.
+        """Return the beginning of a query that the service accepts, with single spaces. A long single word is cut.
 
         >>> Brave().cut("a  b " * 40).count(" ")
         49
@@ -65,7 +65,7 @@ class Brave:
         return " ".join(words)[: self.MOST_CHARACTERS]
 
     def hits(self, body: str) -> list[WebHit]:
-        """Of `web.results`, which an answer without any leaves out: the url, and title and description as text."""
+        """Return the url, title and description of `web.results`, which the service omits if there are none."""
         try:
             answer = json.loads(body)
             results = (answer.get("web") or {}).get("results") or []
@@ -73,15 +73,15 @@ class Brave:
                 raise NoHitsError
             found: dict[str, str] = {}
             for hit in results:
-                # Of hits with one address the first counts
+                # Keep the first hit of an address
                 found.setdefault(str(hit["url"]), _text_of(hit))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise NoHitsError("the answer is no result of a web search") from error
+            raise NoHitsError("the body is not the result of a web search") from error
         return [WebHit(id=url, text=text) for url, text in found.items()]
 
 
 def _text_of(hit: Mapping[str, Any]) -> str:
-    """Title, space, description. Tags go before entities are resolved: a `<` that was written as one is no tag."""
+    """Return the title and the description. Tags are removed first, because a decoded `&lt;` does not start a tag."""
     parts = (html.unescape(_TAG.sub("", hit.get(name) or "")).strip() for name in ("title", "description"))
     return " ".join(filter(None, parts))
 
@@ -90,25 +90,25 @@ PROVIDERS: Mapping[str, Provider] = {provider.name: provider for provider in (Br
 
 
 def hits_of(body: str) -> list[WebHit]:
-    """The hits of a body that some known service answered. Raises NoHitsError where it is none's."""
+    """Return the hits in a body of any known service. Raises NoHitsError for other bodies."""
     for provider in PROVIDERS.values():
         try:
             return provider.hits(body)
         except NoHitsError:
             continue
-    raise NoHitsError("the answer is no result of a web search")
+    raise NoHitsError("the body is not the result of a web search")
 
 
 KINDS = ("query", "document")
-# Vectors are brought to length 1 when they are read: inner products are cosines
+# Readers scale vectors to length 1, so that inner products are cosines
 VECTOR_SCHEMA = pa.schema([("vector", pa.list_(pa.float32()))])
 HITS_SCHEMA = pa.schema([("hits", pa.list_(pa.struct([("id", pa.string()), ("text", pa.string())])))])
-# `probability` is that of entailment, `certainty` that of the relation
+# `probability` belongs to entailment, `certainty` to the relation
 ENTAILMENT_SCHEMA = pa.schema([("relation", pa.string()), ("probability", pa.float64()), ("certainty", pa.float64())])
 
 
 def parse_hits(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """`hits`: {id, text} of each, in the service's order. Raises `Unparsable` for what no known service answers."""
+    """Return the `hits`, each with id and text, in the order of the service. Raises `Unparsable` for other bodies."""
     try:
         return {"hits": hits_of(completion)}
     except NoHitsError as error:
@@ -116,10 +116,10 @@ def parse_hits(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_entailment(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """`relation`, the most probable one of `RELATIONS`, how probable (`certainty`), and `probability`, of entailment.
+    """Return the most probable `relation` of `RELATIONS`, its `certainty`, and the `probability` of entailment.
 
-    completion: the probabilities by relation, of a local classifier or a server's (JSON). Where that of entailment is
-    all that is known, and less than a half, the relation is null.
+    completion: the probabilities by relation as JSON, from a local classifier or a server. The relation is null if the
+    completion only has the probability of entailment, and it is below 0.5.
     """
     probabilities: Mapping[str, float] = json.loads(completion)
     relation: str | None = max(RELATIONS, key=lambda name: probabilities.get(name, 0.0))
@@ -130,8 +130,8 @@ def parse_entailment(completion: str, variables: Mapping[str, Any]) -> dict[str,
 
 
 def parse_nothing(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises `Unparsable`: a vector is no text."""
-    raise Unparsable("a text where a vector belongs")
+    """Raise `Unparsable`, because a completion of this stage is a vector."""
+    raise Unparsable("a text in place of a vector")
 
 
 EMBED_TEXT = StageDefinition("embed_text", ("text", "kind"), parse_nothing, VECTOR_SCHEMA)

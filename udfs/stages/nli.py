@@ -52,10 +52,10 @@ RELATIONS = ("entailment", "contradiction", "neutral")
 RELATION_VARIABLES = ("premise", "hypothesis")
 LIST_VARIABLES = ("premise", "hypotheses")
 UNIT_TYPES = ("Fact", "Claim", "Instruction", "Data Format", "Meta Statement", "Question", "Other")
-# The types of units that go on by default (methods, section 2)
+# The types of units that become atoms by default (methods, section 2)
 STATING = ("Fact", "Claim")
 
-# Other prompts explain the labels as `certain`, `impossible` and `open`
+# Some prompts use the labels `certain`, `impossible` and `open`
 _LABELS = Vocabulary(
     {
         "entailment": ("entails", "entailed", "entail", "entailing", "certain"),
@@ -85,7 +85,7 @@ _TYPE_BEFORE = re.compile(
     rf"|[\[(][*_]{{0,2}}(?P<inside>{_TYPE})[*_]{{0,2}}[\])][:：]?)\s*(?P<text>.+)",
     re.IGNORECASE | re.DOTALL,
 )
-# Several units on one line, or a type on a line of its own
+# Several units on one line, or a line with only a type
 _GLUED = re.compile(r"(?:[:：]\s?|\()(?:facts?|claims?|questions?|instructions?)\b\)?[.;,)]|\bType\W*\Z", re.IGNORECASE)
 _UNIT_NAMES = ("unit", "contentunit", "atom", "value", "text", "statement", "item", "content")
 _TYPE_NAMES = ("type", "unittype", "label", "category")
@@ -93,22 +93,22 @@ _TYPE_NAMES = ("type", "unittype", "label", "category")
 
 @reader
 def parse_relation(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
-    """Return the `relation`: one of `RELATIONS`. Raises `Unparsable` for none and for several."""
+    """Return the `relation`, one of `RELATIONS`. Raises `Unparsable` if there is no relation or more than one."""
     own = [str(variables.get(name) or "") for name in RELATION_VARIABLES]
     return {"relation": read_label(text, _LABELS, own)}
 
 
 @reader
 def parse_relations(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
-    """Return the `relations`: one of `RELATIONS` for each of `hypotheses`, None for one without a clear relation."""
+    """Return the `relations`, one of `RELATIONS` for each of the `hypotheses`, or None if the relation is not clear."""
     return {"relations": read_numbered_labels(text, variables["hypotheses"], _LABELS)}
 
 
 @reader
 def parse_atoms(text: str, variables: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
-    """Return the `atoms`, each a `text` and a `unit_type` of `UNIT_TYPES`, in order; none for `None`.
+    """Return the `atoms` in order, each with a `text` and a `unit_type` of `UNIT_TYPES`. `None` is an empty list.
 
-    The type is after the unit, before it, or in a heading above it. Raises `Unparsable` for a unit without a type.
+    The type is after the unit, before the unit, or in a heading. Raises `Unparsable` if a unit has no type.
     """
     if says_nothing(text) or says_absent(text):
         return {"atoms": []}
@@ -150,7 +150,7 @@ def _unit_of(value: Any) -> tuple[str, str | None] | None:
 
 @reader
 def parse_revised(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the revised `atoms` in order; none for `None`. Raises `Unparsable` if a line may be a statement or not."""
+    """Return the revised `atoms` in order. `None` is an empty list. Raises `Unparsable` if the list is not clear."""
     statements = list(variables.get("statements") or ())
     own = "\n".join([str(variables.get("text") or ""), *statements])
     atoms = read_texts(text, STATEMENT_NAMES, own, may_be_plain=len(statements) == 1)
@@ -160,9 +160,9 @@ def parse_revised(text: str, variables: Mapping[str, Any]) -> dict[str, list[str
 
 @reader
 def parse_relevance(text: str, variables: Mapping[str, Any]) -> dict[str, list[Digit]]:
-    """Return the `ratings`: a `Digit` for each of `statements`, in their order.
+    """Return the `ratings`, a `Digit` for each of the `statements`, in the same order.
 
-    Raises `Unparsable` for a statement without a rating from 1 to 5, and for one with two.
+    Raises `Unparsable` if a statement has no rating from 1 to 5, or if it has more than one rating.
     """
     statements = variables["statements"]
     return {"ratings": ratings_in_order(read_rated_texts(text, _RATED_NAMES, statements), statements)}
@@ -172,7 +172,7 @@ _RATED_NAMES = ("statement", "statementtext", "atom", "text", "item", "content")
 
 
 def atoms_in(completion: str) -> list[ExtractedItem]:
-    """Return the units that state something: Facts and Claims. Raises `Unparsable`."""
+    """Return the units with a type in `STATING`. Raises `Unparsable`."""
     units = parse_atoms(completion, {})["atoms"]
     return [ExtractedItem(unit["text"]) for unit in units if unit["unit_type"] in STATING]
 
@@ -204,7 +204,7 @@ REVISE_ATOMS = StageDefinition(
     REVISED_SCHEMA,
     schema=record(statements=listed(TEXT)),
     form=lines_of(r"\* .+", "* statement"),
-    # The same facts as if revised: as many, beside the text and themselves
+    # The number of facts stays the same, and the variables also have the text
     figures=Figures(FACTSCORE, completion=LinearSize(slope=0.64), things=LinearSize(slope=0.056)),
     things=things_of(parse_revised, "atoms"),
     max_tokens=8_192,
@@ -246,5 +246,5 @@ CLASSIFY_RELATIONS = StageDefinition(
     form=lines_of(rf"\d{{1,9}}: (?:{'|'.join(RELATIONS)})", "n: relation", "one line for each hypothesis:"),
     figures=Figures(WRITTEN, completion=LinearSize(slope=0.66)),
 )
-# The same for claims held against whole texts (Ru et al. 2024; methods, section 16): a few of them, however long these
+# The relations of claims to whole texts (Ru et al. 2024; methods, section 16). Lists are short, and texts are long
 CHECK_CLAIMS = replace(CLASSIFY_RELATIONS, name="check_claims", figures=Figures(WRITTEN, completion=LinearSize(23.0)))

