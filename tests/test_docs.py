@@ -227,6 +227,18 @@ def test_words_to_avoid_are_avoided() -> None:
     assert {file: avoided.findall(text) for file, text in prose.items() if avoided.search(text)} == {}
 
 
+def test_messages_of_the_troubleshooting_page_are_in_the_code() -> None:
+    source = "\n".join(text for file, text in sources() if file.startswith(("jobs/", "udfs/")))
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = [
+        message
+        for line in re.findall(r"^\| (`.*?) \| ", text, re.MULTILINE)
+        for message in re.findall("`([^`]+)`", line)
+    ]
+    assert len(quoted) > 20
+    assert [message for message in quoted if message not in source] == []
+
+
 def test_sections_of_the_tour_are_short() -> None:
     tour = re.sub(r"^```.*?^```$", "", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.M | re.S)
     lengths = {part.splitlines()[0]: len(part.splitlines()) for part in tour.split("\n## ")[1:]}
