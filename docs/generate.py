@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -13,6 +14,7 @@ import pyarrow as pa
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+import untold
 from untold.jobs import tables
 from untold.jobs.cli.commands import COMMANDS
 from untold.jobs.cli.values import known_formats, question_formats
@@ -170,6 +172,76 @@ def formats() -> str:
     return "\n".join(parts)
 
 
+def python_api() -> str:
+    """Return the public names of `import untold`, with the docstrings of their methods."""
+    parts = [
+        "# Python API\n",
+        "The public names of `import untold`. [Use Untold from Python](../howto/python.md) has examples.\n",
+    ]
+    for name in untold.__all__:
+        value = getattr(untold, name)
+        if inspect.ismodule(value) or isinstance(value, str):
+            continue
+        parts.append(described(f"## untold.{name}", value))
+        members = inspect.getmembers(value) if inspect.isclass(value) else ()
+        parts += [
+            described(f"### {name}.{member}", found)
+            for member, found in members
+            if not member.startswith("_") and inspect.isfunction(found) and found.__doc__
+        ]
+    return "\n".join(parts)
+
+
+def described(heading: str, value: object) -> str:
+    """Return the heading, the signature and the docstring of a class or a function."""
+    assert callable(value)
+    name = heading.rpartition(".")[2]
+    try:
+        signature = f"```python\n{name}{inspect.signature(value)}\n```\n\n"
+    except ValueError:
+        signature = ""
+    return f"{heading}\n\n{signature}```text\n{inspect.getdoc(value)}\n```\n"
+
+
+def errors() -> str:
+    """Return the messages of errors that users can fix, by the module that raises them."""
+    trees = {
+        path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8"))
+        for folder in ("jobs", "udfs")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
+    bases = {
+        node.name: {base.id for base in node.bases if isinstance(base, ast.Name)}
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    known = {"UserError"}
+    while more := {name for name, above in bases.items() if above & known} - known:
+        known |= more
+    parts = [
+        "# Error messages\n",
+        "The constant parts of all messages that a user can fix, by module. `...` is a value.\n",
+    ]
+    for path, tree in trees.items():
+        if found := sorted({*messages(tree, known)}):
+            parts.append(
+                f"## {path}\n\n" + table(("message", "error"), ((f"`{text}`", f"`{kind}`") for text, kind in found))
+            )
+    return "\n".join(parts)
+
+
+def messages(tree: ast.Module, known: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the message and the class of each raised error. Errors whose message is computed elsewhere are left out."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
+            name, arguments = node.exc.func.id, node.exc.args
+            if name in known and arguments and isinstance(arguments[0], (ast.Constant, ast.JoinedStr)):
+                values = arguments[0].values if isinstance(arguments[0], ast.JoinedStr) else [arguments[0]]
+                text = "".join(str(one.value) if isinstance(one, ast.Constant) else "..." for one in values)
+                yield re.sub(r"(?:\.\.\.)+", "...", " ".join(text.replace("`", "'").split())), name
+
+
 def llms() -> str:
     """Return the index of the site for coding agents: the title, the address and the first sentence of each page."""
     nav = re.findall(r"^ +- ([^:\n]+): ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
@@ -197,5 +269,7 @@ PAGES = {
     "reference/metrics.md": metrics,
     "reference/stages.md": stages,
     "reference/formats.md": formats,
+    "reference/python.md": python_api,
+    "reference/errors.md": errors,
     "llms.txt": llms,
 }
