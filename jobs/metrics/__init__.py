@@ -106,9 +106,9 @@ def needs_of(metrics: Sequence[str], settings: Settings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for metric in metrics for name in METRICS[metric].columns(settings)))
 
 
-def optional_of(metrics: Sequence[str]) -> tuple[str, ...]:
+def optional_of(metrics: Sequence[str], settings: Settings) -> tuple[str, ...]:
     """Return the optional columns of samples for metrics."""
-    return tuple(dict.fromkeys(name for metric in metrics for name in METRICS[metric].reads))
+    return tuple(dict.fromkeys(name for metric in metrics for name in METRICS[metric].optional(settings)))
 
 
 def digests_of(metrics: Sequence[str], settings: Settings) -> dict[str, str]:

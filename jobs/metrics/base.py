@@ -160,6 +160,8 @@ class Metric:
     needs: tuple[str, ...] | Callable[[Settings], tuple[str, ...]] = ("query", "response", "contexts")
     # The optional columns of samples (`udfs.samples.conversion.OPTIONAL`)
     reads: tuple[str, ...] = ()
+    # Returns further optional columns that only some settings need
+    reads_more: Callable[[Settings], tuple[str, ...]] | None = None
     # Own settings by section: `{"toy": ToySettings}` adds `toy.*`, and `settings.of(ToySettings)` returns them
     sections: Mapping[str, type[Section]] = field(default_factory=dict)
     # The settings that results depend on besides the settings of the stages, by dotted key or section; None for all
@@ -194,6 +196,10 @@ class Metric:
         own = self.needs(settings) if callable(self.needs) else self.needs
         in_contexts = self.retrieves and settings.knowledge.source == "contexts"
         return tuple(dict.fromkeys((*own, *((self.looks_in,) if in_contexts and self.looks_in else ()))))
+
+    def optional(self, settings: Settings) -> tuple[str, ...]:
+        """Return the optional columns of samples."""
+        return (*self.reads, *(self.reads_more(settings) if self.reads_more else ()))
 
     def asks(self, settings: Settings) -> tuple[str, ...]:
         """Return all stages that the metric may run, with the stages of retrieval."""

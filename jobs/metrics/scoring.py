@@ -89,7 +89,7 @@ class ScoreRequest(RunRequest):
     def read_samples(self, spark: SparkSession, metrics: Sequence[str] | None = None) -> Samples:
         """Return the samples with the columns that these metrics, or all metrics of the request, read."""
         names = self.metrics if metrics is None else metrics
-        return self.read_columns(spark, needs_of(names, self.settings), optional_of(names))
+        return self.read_columns(spark, needs_of(names, self.settings), optional_of(names, self.settings))
 
 
 @dataclass

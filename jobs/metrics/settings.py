@@ -304,6 +304,11 @@ class NuggetsSettings(Section):
     score: Literal["strict_vital", "strict_all", "vital", "all", "weighted"] = Field(
         default="vital", description="The measure that is the score"
     )
+    supported: bool = Field(
+        default=False,
+        description="Also measure the nuggets that sentences with a supporting citation state; citations.sources and "
+        "citations.list_size apply",
+    )
 
 
 class RagSettings(Section):
