@@ -23,7 +23,7 @@ from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.fields import Section
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.templates import explain_profile
-from untold.udfs.facts.importance_measures import Weighting
+from untold.udfs.facts.importance_measures import Weighting, names_at
 from untold.udfs.stages.definitions import Figures
 
 Tables = Mapping[str, DataFrame]
@@ -186,6 +186,8 @@ class Metric:
     # Measures that are undefined for a response without claims, and count as 0 in `mean_zero` for such a response. The
     # measure `claims` of the response is 0
     zeroed: tuple[str, ...] = ()
+    # The measure that is the share of supported claims, for R@K and F1@K of claims
+    supported_share: str | None = None
     # Measures that count as 0 in `mean_zero` whenever they are undefined, as published
     undefined_zero: tuple[str, ...] = ()
     # The class that prints a sample in `untold show`
@@ -211,13 +213,16 @@ class Metric:
         """Return True if results may depend on a setting, by dotted key. Settings of stages are not included."""
         if self.settings is None:
             return True
-        names = (*self.settings, *(LOOKED_UP if self.retrieves else ()), "statistics", "sources")
+        of_claims = ("claims",) if self.supported_share else ()
+        names = (*self.settings, *(LOOKED_UP if self.retrieves else ()), *of_claims, "statistics", "sources")
         return any(f"{key}.".startswith(f"{name}.") for name in names)
 
     def bounds_of_unknown(self, settings: Settings) -> Bounds:
         """Return the bounds of each measure for a sample without results."""
         own = self.unknown(settings) if callable(self.unknown) else self.unknown
-        return {**own, **self.weighting(settings).bounds()} if self.weighting else own
+        k = settings.claims.k if self.supported_share else None
+        weighed = self.weighting(settings).bounds() if self.weighting else {}
+        return {**own, **weighed, **dict.fromkeys(names_at(k) if k else (), (0.0, 1.0))}
 
     @property
     def has_graph(self) -> bool:

@@ -169,6 +169,16 @@ class QaSettings(Section):
     )
 
 
+class ClaimsSettings(Section):
+    """Options of the claims of importance, rag and icat: methods, section 12."""
+
+    k: Count | None = Field(
+        default=None,
+        description="K of the measures claims_recall@K and claims_f1@K; null leaves both to untold curve, which then "
+        "takes the median number of claims of the run",
+    )
+
+
 class IcatSettings(Section):
     """Options of the metric icat: methods, section 11. The annotations of qrels count, and the path does not."""
 

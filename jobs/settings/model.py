@@ -253,6 +253,7 @@ class Settings(Section):
     grounding: sections.GroundingSettings = sections.GroundingSettings()
     index: sections.IndexSettings = sections.IndexSettings()
     knowledge: sections.KnowledgeSettings = sections.KnowledgeSettings()
+    claims: metrics.ClaimsSettings = metrics.ClaimsSettings()
     icat: metrics.IcatSettings = metrics.IcatSettings()
     importance: metrics.ImportanceSettings = metrics.ImportanceSettings()
     longrecall: metrics.LongrecallSettings = metrics.LongrecallSettings()
