@@ -18,7 +18,10 @@ METRICS: Registry[Metric] = Registry(
     GROUP,
     places={
         name: f"untold.jobs.metrics.{name}:METRIC"
-        for name in ("e2e", "nli", "qa", "icat", "importance", "longrecall", "nuggets", "rag", "rubric", "citations")
+        for name in (
+            *("e2e", "nli", "qa", "icat", "importance", "longrecall", "nuggets", "rag", "rubric", "citations"),
+            "answer_relevancy",
+        )
     },
 )
 
@@ -34,7 +37,7 @@ ALIASES = {
     **dict.fromkeys(("context_precision", "contextual_precision"), "rag has the measure context_precision"),
     **dict.fromkeys(("factual_correctness", "answer_correctness"), "the score of rag is F1 of claims"),
     "hallucination": "rag has the measure hallucination",
-    **dict.fromkeys(("answer_relevancy", "response_relevancy"), "write it as a criterion of rubric"),
+    **dict.fromkeys(("answer_relevance", "response_relevancy"), "answer_relevancy measures it"),
     **dict.fromkeys(("nuggetizer", "autonuggetizer"), "nuggets follows nuggetizer"),
     **dict.fromkeys(("comprehensiveness", "completeness"), "e2e, qa and nli measure it"),
 }

@@ -356,6 +356,12 @@ class CitationsSettings(Section):
     )
 
 
+class AnswerRelevancySettings(Section):
+    """Options of the metric answer_relevancy."""
+
+    list_size: Count = Field(default=20, description="Maximum number of sentences per request")
+
+
 def package_sections() -> Iterator[tuple[str, str, type[Section]]]:
     """Yield the metric, the name and the class of each section of settings of other packages.
 

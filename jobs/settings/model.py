@@ -261,6 +261,7 @@ class Settings(Section):
     rag: metrics.RagSettings = metrics.RagSettings()
     rubric: metrics.RubricSettings = metrics.RubricSettings()
     citations: metrics.CitationsSettings = metrics.CitationsSettings()
+    answer_relevancy: metrics.AnswerRelevancySettings = metrics.AnswerRelevancySettings()
 
     def of(self, section: type[Own]) -> Own:
         """Return the section of this class, for a metric of another package.
