@@ -222,7 +222,7 @@ def _added(run: _Scoring, content: str) -> manifest.Added | None:
     """
     there, metrics, settings = run.start.output.metrics(), run.request.metrics, run.request.settings
     added = _added_metrics(there, metrics, content)
-    if added is None or all(of(there) == of(metrics) for of in (lambda names: needs_of(names, settings), optional_of)):
+    if added is None or all(of(there, settings) == of(metrics, settings) for of in (needs_of, optional_of)):
         return added
     return replace(added, input=fingerprint(run.request.read_samples(run.start.spark, there).samples))
 

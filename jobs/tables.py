@@ -74,7 +74,7 @@ STATEMENTS = pa.schema(
         ("arecall", pa.bool_()),  # the verdict of each baseline on a reference; null if not requested
         ("erecall", pa.bool_()),
         ("holistic", pa.bool_()),
-        ("relation", pa.string()),  # for rag, of the response to the statement: entailment, neutral or contradiction
+        ("relation", pa.string()),  # rag: response to it, entailment and others; answer_relevancy: of it to the query
         ("importance", pa.string()),  # for a nugget: vital or okay
         ("support", pa.string()),  # support, partial_support or not_support; null if unjudged
         ("reason", pa.string()),  # the judge's reason for the verdict; null if the completion has none

@@ -28,6 +28,7 @@ WHOLE_JOBS = {
     "nuggets": "tests/runs/test_nuggets.py::test_all_tables_are_those_of_brute_force",
     "rag": "tests/runs/test_rag.py::test_measures_are_those_of_brute_force",
     "citations": "tests/runs/test_citations.py::test_all_tables_are_those_of_brute_force",
+    "answer_relevancy": "tests/runs/test_answer_relevancy.py::test_all_tables_are_those_of_brute_force",
     "rubric": "tests/runs/test_rubric.py::test_all_tables_are_those_of_brute_force",
 }
 # One kill per writer, and one of a whole run

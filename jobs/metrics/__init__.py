@@ -18,7 +18,10 @@ METRICS: Registry[Metric] = Registry(
     GROUP,
     places={
         name: f"untold.jobs.metrics.{name}:METRIC"
-        for name in ("e2e", "nli", "qa", "icat", "importance", "longrecall", "nuggets", "rag", "rubric", "citations")
+        for name in (
+            *("e2e", "nli", "qa", "icat", "importance", "longrecall", "nuggets", "rag", "rubric", "citations"),
+            "answer_relevancy",
+        )
     },
 )
 
@@ -34,7 +37,7 @@ ALIASES = {
     **dict.fromkeys(("context_precision", "contextual_precision"), "rag has the measure context_precision"),
     **dict.fromkeys(("factual_correctness", "answer_correctness"), "the score of rag is F1 of claims"),
     "hallucination": "rag has the measure hallucination",
-    **dict.fromkeys(("answer_relevancy", "response_relevancy"), "write it as a criterion of rubric"),
+    **dict.fromkeys(("answer_relevance", "response_relevancy"), "answer_relevancy measures it"),
     **dict.fromkeys(("nuggetizer", "autonuggetizer"), "nuggets follows nuggetizer"),
     **dict.fromkeys(("comprehensiveness", "completeness"), "e2e, qa and nli measure it"),
 }
@@ -106,9 +109,9 @@ def needs_of(metrics: Sequence[str], settings: Settings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for metric in metrics for name in METRICS[metric].columns(settings)))
 
 
-def optional_of(metrics: Sequence[str]) -> tuple[str, ...]:
+def optional_of(metrics: Sequence[str], settings: Settings) -> tuple[str, ...]:
     """Return the optional columns of samples for metrics."""
-    return tuple(dict.fromkeys(name for metric in metrics for name in METRICS[metric].reads))
+    return tuple(dict.fromkeys(name for metric in metrics for name in METRICS[metric].optional(settings)))
 
 
 def digests_of(metrics: Sequence[str], settings: Settings) -> dict[str, str]:

@@ -23,7 +23,7 @@ from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.fields import Section
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.templates import explain_profile
-from untold.udfs.facts.importance_measures import Weighting
+from untold.udfs.facts.importance_measures import Weighting, names_at
 from untold.udfs.stages.definitions import Figures
 
 Tables = Mapping[str, DataFrame]
@@ -160,6 +160,8 @@ class Metric:
     needs: tuple[str, ...] | Callable[[Settings], tuple[str, ...]] = ("query", "response", "contexts")
     # The optional columns of samples (`udfs.samples.conversion.OPTIONAL`)
     reads: tuple[str, ...] = ()
+    # Returns further optional columns that only some settings need
+    reads_more: Callable[[Settings], tuple[str, ...]] | None = None
     # Own settings by section: `{"toy": ToySettings}` adds `toy.*`, and `settings.of(ToySettings)` returns them
     sections: Mapping[str, type[Section]] = field(default_factory=dict)
     # The settings that results depend on besides the settings of the stages, by dotted key or section; None for all
@@ -184,6 +186,8 @@ class Metric:
     # Measures that are undefined for a response without claims, and count as 0 in `mean_zero` for such a response. The
     # measure `claims` of the response is 0
     zeroed: tuple[str, ...] = ()
+    # The measure that is the share of supported claims, for R@K and F1@K of claims
+    supported_share: str | None = None
     # Measures that count as 0 in `mean_zero` whenever they are undefined, as published
     undefined_zero: tuple[str, ...] = ()
     # The class that prints a sample in `untold show`
@@ -195,6 +199,10 @@ class Metric:
         in_contexts = self.retrieves and settings.knowledge.source == "contexts"
         return tuple(dict.fromkeys((*own, *((self.looks_in,) if in_contexts and self.looks_in else ()))))
 
+    def optional(self, settings: Settings) -> tuple[str, ...]:
+        """Return the optional columns of samples."""
+        return (*self.reads, *(self.reads_more(settings) if self.reads_more else ()))
+
     def asks(self, settings: Settings) -> tuple[str, ...]:
         """Return all stages that the metric may run, with the stages of retrieval."""
         looks_up = self.retrieves and (self.looks_in or settings.knowledge.source != "contexts")
@@ -205,13 +213,16 @@ class Metric:
         """Return True if results may depend on a setting, by dotted key. Settings of stages are not included."""
         if self.settings is None:
             return True
-        names = (*self.settings, *(LOOKED_UP if self.retrieves else ()), "statistics", "sources")
+        of_claims = ("claims",) if self.supported_share else ()
+        names = (*self.settings, *(LOOKED_UP if self.retrieves else ()), *of_claims, "statistics", "sources")
         return any(f"{key}.".startswith(f"{name}.") for name in names)
 
     def bounds_of_unknown(self, settings: Settings) -> Bounds:
         """Return the bounds of each measure for a sample without results."""
         own = self.unknown(settings) if callable(self.unknown) else self.unknown
-        return {**own, **self.weighting(settings).bounds()} if self.weighting else own
+        k = settings.claims.k if self.supported_share else None
+        weighed = self.weighting(settings).bounds() if self.weighting else {}
+        return {**own, **weighed, **dict.fromkeys(names_at(k) if k else (), (0.0, 1.0))}
 
     @property
     def has_graph(self) -> bool:

@@ -82,30 +82,36 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     A lost verdict, and a source without a text, leave values with bounds. Equal sentences with equal sources share
     their requests.
     """
-    own, given = settings.citations, _given(samples)
-    cited = given.drop("reference_sources").mapInArrow(
-        citation_measures.cite_batches, spark_schema(citation_measures.CITING)
-    )
-    cited = tools.keep(cited, "cited-sentences")
-    if own.sources is not None:
-        cited = tools.keep(_with_pages(cited, _pages(cited, absolute(own.sources), settings)), "sources-with-texts")
-    lists = NumberedList(JUDGE, own.list_size, {"sentences": "text"}, {"supports": "verdict", "reasons": "reason"})
-    calls = base.StageCalls(NAME, tools)
-    asked = lists.ask(tools, _to_judge(cited), "sample_id", "group")
-    judged = calls.record(JUDGE, tools.keep(asked, "judged-citations"))
-    concluded = tools.keep(_conclude(given, cited, judged, own.score), "concluded")
+    calls, score = base.StageCalls(NAME, tools), settings.citations.score
+    judged = judge_sentences(samples, calls, settings)
+    concluded = tools.keep(_conclude(samples, judged, score), "concluded")
     known = _with_status(samples, concluded)
     return {
         "citations": concluded.select("sample_id", F.lit(NAME).alias("metric"), F.inline("citations")),
-        "scores": base.measured_scores(known, NAME, own.score, F.lit(0), always=True),
+        "scores": base.measured_scores(known, NAME, score, F.lit(0), always=True),
         "measures": base.bounded_measures(known, NAME),
         "failures": calls.failures(),
     }
 
 
-def _given(samples: DataFrame) -> DataFrame:
-    """Return sample_id, response, contexts, citations and reference_sources, null if the input lacks them."""
-    return samples.select("sample_id", "response", "contexts", *base.optional_columns(samples, _OPTIONAL))
+def judge_sentences(samples: DataFrame, calls: base.StageCalls, settings: Settings) -> DataFrame:
+    """Return sample_id, sentences, judged and waiting, as `citation_measures.conclude_batches` reads them.
+
+    The result has a row per sample, and the requests are recorded. samples: sample_id, response, contexts, and
+    citations if the input has them. waiting is true if a sentence was not requested.
+    """
+    own, tools = settings.citations, calls.tools
+    given = samples.select("sample_id", "response", "contexts", *base.optional_columns(samples, ("citations",)))
+    cited = given.mapInArrow(citation_measures.cite_batches, spark_schema(citation_measures.CITING))
+    cited = tools.keep(cited, "cited-sentences")
+    if own.sources is not None:
+        cited = tools.keep(_with_pages(cited, _pages(cited, absolute(own.sources), settings)), "sources-with-texts")
+    lists = NumberedList(JUDGE, own.list_size, {"sentences": "text"}, {"supports": "verdict", "reasons": "reason"})
+    asked = lists.ask(tools, _to_judge(cited), "sample_id", "group")
+    judged = calls.record(JUDGE, tools.keep(asked, "judged-citations"))
+    verdicts = base.collect(judged, "judged", "group", "number", "verdict", "reason", "error_type")
+    rows = cited.withColumn("sentences", F.transform("sentences", _without_texts))
+    return rows.join(verdicts, on="sample_id", how="left")
 
 
 def _pages(cited: DataFrame, path: str, settings: Settings) -> DataFrame:
@@ -169,13 +175,17 @@ def _to_judge(cited: DataFrame) -> DataFrame:
     return groups.agg(F.any_value("sources").alias("sources"), F.array_sort(F.collect_list("item")).alias("listed"))
 
 
-def _conclude(given: DataFrame, cited: DataFrame, judged: DataFrame, score: str) -> DataFrame:
+def _conclude(samples: DataFrame, judged: DataFrame, score: str) -> DataFrame:
     """Return the columns of `CONCLUDED`, and waiting: true if a sentence was not requested. A row per sample."""
-    verdicts = base.collect(judged, "judged", "group", "number", "verdict", "reason", "error_type")
-    rows = cited.withColumn("sentences", F.transform("sentences", _without_texts))
-    rows = rows.join(given.select("sample_id", "reference_sources"), on="sample_id", how="inner")
+    reference = samples.select("sample_id", *base.optional_columns(samples, ("reference_sources",)))
     conclude = partial(citation_measures.conclude_batches, score=score)
-    return base.conclude(rows.join(verdicts, on="sample_id", how="left"), conclude, citation_measures.CONCLUDED)
+    rows = judged.join(reference, on="sample_id", how="inner")
+    return base.conclude(rows, conclude, citation_measures.CONCLUDED)
+
+
+def supported_texts(judged: DataFrame) -> DataFrame:
+    """Return the columns of `SUPPORTED`, and waiting. judged: the result of `judge_sentences`."""
+    return base.conclude(judged, citation_measures.support_batches, citation_measures.SUPPORTED)
 
 
 def _without_texts(sentence: Column) -> Column:

@@ -238,6 +238,7 @@ METRIC = base.Metric(
     retrieves=True,
     reads=("query_id", "aspects"),
     unknown=UNKNOWN,
+    supported_share=aspect_coverage.FACT,
     zeroed=(aspect_coverage.FACT, aspect_coverage.COVERAGE, aspect_coverage.ICAT),
     digests=digests,
     view=ClaimView,

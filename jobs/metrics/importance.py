@@ -474,6 +474,7 @@ METRIC = Metric(
     weighting=lambda settings: Weighting(settings.sources.weights),
     looks_in=EITHER,
     pooled=pool_measures,
+    supported_share=PRECISION,
     zeroed=(PRECISION, RECALL, WEIGHTED, F1),
     dropped="facts beyond importance.max_facts, which were left out",
     view=FactView,

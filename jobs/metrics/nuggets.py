@@ -11,7 +11,7 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.metrics import base, reference_facts, summaries
+from untold.jobs.metrics import base, citations, reference_facts, summaries
 from untold.jobs.metrics.graphs import LONGEST_ATOM
 from untold.jobs.metrics.grounded_claims import covered_statements
 from untold.jobs.metrics.judging import NumberedList
@@ -28,18 +28,13 @@ CREATE, RATE, ASSIGN = ("create_nuggets", "rate_nuggets", "assign_nuggets")
 LISTED = 10
 _RATED = NumberedList(RATE, LISTED, {"nuggets": "text"}, {"labels": "label"})
 _ASSIGNED = NumberedList(ASSIGN, LISTED, {"nuggets": "text"}, {"labels": "label", "reasons": "reason"})
-# The bounds of a sample without results. Counts have no upper bound
-UNKNOWN: Mapping[str, tuple[float | None, float | None]] = {
-    name: (None, None) if name in (nugget_measures.NUGGETS, nugget_measures.VITAL_NUGGETS) else (0.0, 1.0)
-    for name in nugget_measures.MEASURES
-}
 OF_NUGGETS = ("weight", "rank", "kept", "importance", "support", "reason")
 _NUGGET = "array<struct<reference_id: string, text: string, importance: string, weight: double>>"
 
 
 def stages(settings: Settings) -> tuple[str, ...]:
-    """Return the stages in order. Given nuggets need only the last two."""
-    own = (CREATE, RATE, ASSIGN)
+    """Return the stages in order. Given nuggets need no creation."""
+    own = (CREATE, RATE, ASSIGN, *((citations.JUDGE,) if settings.nuggets.supported else ()))
     return summaries.stages_with_contexts(settings, *own) if settings.knowledge.source == "contexts" else own
 
 
@@ -51,9 +46,20 @@ def needs(settings: Settings) -> tuple[str, ...]:
 
 
 def digests(settings: Settings) -> dict[str, str]:
-    """Return the digest of the file of nuggets, if it is set. Raises NuggetsError for an unusable file."""
+    """Return the digest of the file of nuggets, if it is set, and of cited sources, if the metric reads them.
+
+    Raises UserError for an unusable file.
+    """
     file = settings.nuggets.file
-    return {} if file is None else {"nuggets.file": nugget_measures.digest_of_nuggets(absolute(file))}
+    found = {} if file is None else {"nuggets.file": nugget_measures.digest_of_nuggets(absolute(file))}
+    return found | (citations.digests(settings) if settings.nuggets.supported else {})
+
+
+def bounds(settings: Settings) -> base.Bounds:
+    """Return the bounds of a sample without results. Counts have no upper bound."""
+    names = nugget_measures.names_of_measures(supported=settings.nuggets.supported)
+    counts = (nugget_measures.NUGGETS, nugget_measures.VITAL_NUGGETS)
+    return {name: (None, None) if name in counts else (0.0, 1.0) for name in names}
 
 
 def assume(settings: Settings) -> base.Assumptions:
@@ -63,14 +69,15 @@ def assume(settings: Settings) -> base.Assumptions:
         summaries.numbers(F.lit(settings.nuggets.max_generated)),
         lambda number: F.concat(number, F.lit(summaries.MARK), query),
     )
-    results = {**summaries.assumed_summaries(), CREATE: {"nuggets": most}, **_labelled()}
+    results = {**summaries.assumed_summaries(), CREATE: {"nuggets": most}, **_labelled(settings)}
     return base.Assumptions(
         settings, {name: results[name] for name in stages(settings)}, expected=partial(_expected, settings)
     )
 
 
-def _labelled() -> dict[str, Mapping[str, Column]]:
+def _labelled(settings: Settings) -> dict[str, Mapping[str, Column]]:
     return {
+        **citations.assume(settings).results,
         RATE: {"labels": _all(nugget_measures.VITAL)},
         ASSIGN: {"labels": _all(nugget_measures.SUPPORT), "reasons": _all(None)},
     }
@@ -83,7 +90,7 @@ def _all(label: str | None) -> Column:
 def _expected(settings: Settings, figures: summaries.StageFigures) -> dict[str, Mapping[str, Column]]:
     """Return the average number of nuggets."""
     created = summaries.expected_texts(figures[CREATE], "query", "texts", most=settings.nuggets.max_generated)
-    return {**summaries.expected_summaries(figures), CREATE: {"nuggets": created}, **_labelled()}
+    return {**summaries.expected_summaries(figures), CREATE: {"nuggets": created}, **_labelled(settings)}
 
 
 def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tables:
@@ -107,13 +114,15 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     ranked = tools.keep(_rank(shared.complete(nuggets, RATE), rated, settings), "ranked-nuggets")
     listed = samples.join(owners.owned, on="sample_id", how="inner").join(ranked, on="owner", how="inner")
     assigned = calls.record(ASSIGN, tools.keep(_ASSIGNED.ask(tools, _to_assign(listed), "sample_id"), "assigned"))
-    concluded = tools.keep(_conclude(listed, assigned, settings), "concluded")
-    judged = base.with_status(samples, owners.owned, incomplete, concluded)
+    supported = _in_supported_text(listed, assigned, calls, settings) if settings.nuggets.supported else None
+    concluded = tools.keep(_conclude(listed, assigned, supported, settings), "concluded")
+    partly = (F.col("unjudged") > 0) | F.col("lost_support")
+    judged = base.with_status(samples, owners.owned, incomplete, concluded, partial=partly)
     failures = reference_facts.failures_of_owners(shared, owners, evidence)
     return {
         "statements": covered_statements(judged.where(base.is_judged()), NAME, *OF_NUGGETS),
         "scores": base.measured_scores(judged, NAME, settings.nuggets.score, F.col("left_out")),
-        "measures": base.measure_rows(judged, NAME, UNKNOWN),
+        "measures": base.measure_rows(judged, NAME, bounds(settings)),
         "failures": failures.unionByName(calls.failures()),
     }
 
@@ -219,12 +228,36 @@ def _to_assign(shared: DataFrame) -> DataFrame:
     return shared.where(~base.is_blank("response")).select("sample_id", "query", "response", kept.alias("listed"))
 
 
-def _conclude(shared: DataFrame, assigned: DataFrame, settings: Settings) -> DataFrame:
+def _in_supported_text(listed: DataFrame, assigned: DataFrame, calls: base.StageCalls, settings: Settings) -> DataFrame:
+    """Judge the nuggets by the sentences with a supporting citation, joined: `SUPPORTED` and labels, a row per sample.
+
+    The columns are also labels array<struct<number, label>>, and waiting. The response supports at least as much as a
+    part of it, so nuggets that it does not support need no request.
+    """
+    tools = calls.tools
+    texts = tools.keep(citations.supported_texts(citations.judge_sentences(listed, calls, settings)), "supported-texts")
+    stated = F.col("label") != nugget_measures.NOT_SUPPORT
+    numbers = assigned.where(stated).groupBy("sample_id").agg(F.collect_list("number").alias("stated"))
+    rows = _to_assign(listed).drop("response").join(numbers, on="sample_id", how="inner")
+    rows = rows.join(texts.withColumnRenamed("supported_text", "response"), on="sample_id", how="inner")
+    wanted = F.filter("listed", lambda one: F.array_contains("stated", one["number"]))
+    rows = rows.where(~base.is_blank("response")).select("sample_id", "query", "response", wanted.alias("listed"))
+    again = calls.record(ASSIGN, tools.keep(_ASSIGNED.ask(tools, rows, "sample_id"), "assigned-again"))
+    labels = base.collect(again, "labels", "number", "label").withColumnRenamed("waiting", "later")
+    both = texts.join(labels, on="sample_id", how="left")
+    waiting = F.coalesce("waiting", F.lit(False)) | F.coalesce("later", F.lit(False))
+    return both.withColumn("waiting", waiting).drop("later")
+
+
+def _conclude(shared: DataFrame, assigned: DataFrame, supported: DataFrame | None, settings: Settings) -> DataFrame:
     """Return the columns of `CONCLUDED`, and waiting: true if the label of a nugget was not requested."""
     rows = shared.select("sample_id", base.is_blank("response").alias("blank"), "nuggets")
-    labels = base.collect(assigned, "assigned", "number", "label", "reason")
+    rows = rows.join(base.collect(assigned, "assigned", "number", "label", "reason"), on="sample_id", how="left")
+    if supported is not None:
+        rows = rows.withColumnRenamed("waiting", "first").join(supported, on="sample_id", how="left")
+        rows = rows.withColumn("waiting", F.coalesce("first", F.lit(False)) | F.col("waiting")).drop("first")
     conclude = partial(nugget_measures.conclude_batches, score=settings.nuggets.score)
-    return base.conclude(rows.join(labels, on="sample_id", how="left"), conclude, nugget_measures.CONCLUDED)
+    return base.conclude(rows, conclude, nugget_measures.CONCLUDED)
 
 
 METRIC = base.Metric(
@@ -233,14 +266,15 @@ METRIC = base.Metric(
     score=score,
     assume=assume,
     sections={NAME: NuggetsSettings},
-    settings=(NAME, "summarise_contexts"),
+    settings=(NAME, "summarise_contexts", "citations", "index"),
     tables=("statements", "scores", "measures", "failures"),
     needs=needs,
     retrieves=True,
     looks_in=None,
     reads=("query_id", "references"),
-    unknown=UNKNOWN,
-    zeroed=(nugget_measures.STRICT_VITAL, nugget_measures.OF_VITAL),
+    reads_more=lambda settings: ("citations",) if settings.nuggets.supported else (),
+    unknown=bounds,
+    zeroed=nugget_measures.OF_VITALS,
     digests=digests,
     dropped="nuggets beyond nuggets.top_k or with a weight below 0, which were left out; --metric rubric scores what "
     "a response should avoid",

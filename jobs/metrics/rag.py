@@ -148,6 +148,7 @@ METRIC = base.Metric(
     tables=TABLES,
     reads=READS,
     unknown=UNKNOWN,
+    supported_share=rag_measures.PRECISION,
     undefined_zero=rag_measures.PUBLISHED,
     view=RagView,
 )

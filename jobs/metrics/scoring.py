@@ -33,7 +33,7 @@ from untold.jobs.run.session import is_connect, spark_schema
 from untold.jobs.settings.model import LlmSettings, Settings, backend_for
 from untold.jobs.settings.sections import BudgetSettings
 from untold.jobs.tables import RESULT_TABLES
-from untold.udfs.facts.importance_measures import WEIGHED, weigh_batches
+from untold.udfs.facts.importance_measures import CLAIMS, CLAIMS_AT, WEIGHED, claims_at_batches, weigh_batches
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.index_table import Catalog
 from untold.udfs.stages import LOOKUPS
@@ -89,7 +89,7 @@ class ScoreRequest(RunRequest):
     def read_samples(self, spark: SparkSession, metrics: Sequence[str] | None = None) -> Samples:
         """Return the samples with the columns that these metrics, or all metrics of the request, read."""
         names = self.metrics if metrics is None else metrics
-        return self.read_columns(spark, needs_of(names, self.settings), optional_of(names))
+        return self.read_columns(spark, needs_of(names, self.settings), optional_of(names, self.settings))
 
 
 @dataclass
@@ -152,6 +152,7 @@ def score_samples(
     def score(metric: Metric) -> Tables:
         begin(metric.name)
         tables = _weighed(metric, metric.score(valid, tools, settings), valid, tools)
+        tables = _with_claims_at_k(metric, tables, settings)
         return _with_unusable(metric, tables, unusable, settings)
 
     runner.turns = MainThreadExecutor()
@@ -232,6 +233,22 @@ def _weighed(metric: Metric, tables: Tables, samples: DataFrame, tools: RunTools
         "statements": joined.drop("relevance_weight", "relevance_rank"),
         "measures": measures if own is None else own.unionByName(measures),
     }
+
+
+def _with_claims_at_k(metric: Metric, tables: Tables, settings: Settings) -> Tables:
+    """Return the tables with R@K and F1@K of claims in `measures`, if `claims.k` is set and the metric has claims."""
+    k, share = settings.claims.k, metric.supported_share
+    if k is None or share is None:
+        return tables
+    measures, name = tables["measures"], F.col("measure")
+    ends = F.struct("value", F.col("value_low").alias("low"), F.col("value_high").alias("high"))
+    by_sample = measures.groupBy("sample_id").agg(
+        F.any_value(F.when(name == CLAIMS, F.col("value")), True).alias("claims"),
+        F.any_value(F.when(name == share, ends), True).alias("share"),
+    )
+    found = by_sample.mapInArrow(partial(claims_at_batches, k=k), spark_schema(CLAIMS_AT))
+    added = found.select("sample_id", F.lit(metric.name).alias("metric"), F.inline("measures"))
+    return {**tables, "measures": measures.unionByName(added)}
 
 
 def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame, settings: Settings) -> Tables:

@@ -169,6 +169,16 @@ class QaSettings(Section):
     )
 
 
+class ClaimsSettings(Section):
+    """Options of the claims of importance, rag and icat: methods, section 12."""
+
+    k: Count | None = Field(
+        default=None,
+        description="K of the measures claims_recall@K and claims_f1@K; null leaves both to untold curve, which then "
+        "takes the median number of claims of the run",
+    )
+
+
 class IcatSettings(Section):
     """Options of the metric icat: methods, section 11. The annotations of qrels count, and the path does not."""
 
@@ -304,6 +314,11 @@ class NuggetsSettings(Section):
     score: Literal["strict_vital", "strict_all", "vital", "all", "weighted"] = Field(
         default="vital", description="The measure that is the score"
     )
+    supported: bool = Field(
+        default=False,
+        description="Also measure the nuggets that sentences with a supporting citation state; citations.sources and "
+        "citations.list_size apply",
+    )
 
 
 class RagSettings(Section):
@@ -339,6 +354,12 @@ class CitationsSettings(Section):
         description="The measure that is the score: support by citations, by sentences, or both (f1), or the share of "
         "citations with full or partial support (citation_accuracy)",
     )
+
+
+class AnswerRelevancySettings(Section):
+    """Options of the metric answer_relevancy."""
+
+    list_size: Count = Field(default=20, description="Maximum number of sentences per request")
 
 
 def package_sections() -> Iterator[tuple[str, str, type[Section]]]:

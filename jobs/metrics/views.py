@@ -128,6 +128,8 @@ class View:
 
     # The word for a statement
     statement: ClassVar[str] = "statement"
+    # The headings of the missing and of the covered statements
+    headings: ClassVar[tuple[str, str]] = ("missing", "covered")
     # The word for the things that the column `unjudged` of `scores` counts
     unjudged: ClassVar[str] = "pair"
     # The text after the number in the column `dropped` of `scores`
@@ -154,9 +156,10 @@ class View:
         basis = sum(bool(row["in_basis"]) for row in statements[:missing])
         completing = f"; adding the {count(basis, self.statement)} marked * would complete the answer"
         numbered = list(enumerate(statements, start=1))
-        heading = f"missing: {count(missing, self.statement)}{completing if basis else ''}"
+        lacking, covered = self.headings
+        heading = f"{lacking}: {count(missing, self.statement)}{completing if basis else ''}"
         yield heading, self.listed(numbered[:missing])
-        yield f"covered: {count(len(statements) - missing, self.statement)}", self.listed(numbered[missing:])
+        yield f"{covered}: {count(len(statements) - missing, self.statement)}", self.listed(numbered[missing:])
 
     def conflicts(self) -> Iterator[Part]:
         """Yield the conflicts of the contexts, with the side that the response takes."""
@@ -457,6 +460,23 @@ class CitationView(View):
                 yield detail(row["reason"], "reason: ", depth=1)
 
 
+class RelevancyView(View):
+    """A sample with the sentences that address the query, and those that do not."""
+
+    statement = "sentence"
+    unjudged = "label"
+    headings = ("off the query", "on the query")
+
+    def is_quoted(self, statement: Row) -> bool:
+        """Return False, because no context states the sentences."""
+        return False
+
+    def below(self, statement: Row) -> Iterator[Line]:
+        """Yield the label and the reason of the judge."""
+        if statement["relation"]:
+            yield detail(statement["reason"], f"{statement['relation']}: ")
+
+
 def support_of(row: Row) -> str:
     """Return the support of a citation, or the reason that there is none.
 
@@ -574,4 +594,5 @@ VIEWS: Mapping[str, type[View]] = {
     "rag": RagView,
     "rubric": RubricView,
     "citations": CitationView,
+    "answer_relevancy": RelevancyView,
 }

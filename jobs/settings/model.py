@@ -253,6 +253,7 @@ class Settings(Section):
     grounding: sections.GroundingSettings = sections.GroundingSettings()
     index: sections.IndexSettings = sections.IndexSettings()
     knowledge: sections.KnowledgeSettings = sections.KnowledgeSettings()
+    claims: metrics.ClaimsSettings = metrics.ClaimsSettings()
     icat: metrics.IcatSettings = metrics.IcatSettings()
     importance: metrics.ImportanceSettings = metrics.ImportanceSettings()
     longrecall: metrics.LongrecallSettings = metrics.LongrecallSettings()
@@ -260,6 +261,7 @@ class Settings(Section):
     rag: metrics.RagSettings = metrics.RagSettings()
     rubric: metrics.RubricSettings = metrics.RubricSettings()
     citations: metrics.CitationsSettings = metrics.CitationsSettings()
+    answer_relevancy: metrics.AnswerRelevancySettings = metrics.AnswerRelevancySettings()
 
     def of(self, section: type[Own]) -> Own:
         """Return the section of this class, for a metric of another package.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.claims import say_icat
-from tests.fakes.criteria import say_rubric, say_support
+from tests.fakes.criteria import say_relevancy, say_rubric, say_support
 from tests.fakes.facts import IRRELEVANT, JUDGES, Odds, careless_lines, say
 from tests.fakes.importance import say_importance
 from tests.fakes.nuggets import say_nuggets
@@ -144,7 +144,7 @@ def world(payload: Payload, judge: str) -> str | Said:
             return Said("", call=call(quantities))
     said = say(payload, judge) or say_qa(payload, judge) or say_longrecall(payload, judge)
     said = said or say_icat(payload) or say_importance(payload, judge) or say_nuggets(payload, judge)
-    said = said or say_rubric(payload, judge) or say_support(payload, judge)
+    said = said or say_rubric(payload, judge) or say_support(payload, judge) or say_relevancy(payload, judge)
     return e2e(payload) if said is None else Said(*said)
 
 
@@ -286,6 +286,7 @@ _FIXED = {
     "rate_nuggets": "1: vital",
     "assign_nuggets": "1: support",
     "judge_criteria": "1: met | A fixed reason.",
+    "judge_relevancy": "1: relevant | A fixed reason.",
     "judge_support": "1: full_support | A fixed reason.",
     "summarise_context": "A fixed summary. It has two sentences.",
     "evaluate_coverage": coverage_text([("A fixed covered statement.", (1,))], [("A fixed uncovered one.", (1,))]),

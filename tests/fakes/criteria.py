@@ -9,10 +9,11 @@ from random import Random
 from typing import Any
 
 from tests.fakes.facts import roll
-from tests.fakes.nuggets import SUPPORTS, faulty, support_of
+from tests.fakes.nuggets import SUPPORTS, faulty, importance_of, support_of
 
-STAGE, CITED = "judge_criteria", "judge_support"
+STAGE, CITED, RELEVANCY = "judge_criteria", "judge_support", "judge_relevancy"
 CITED_LABELS = ("full_support", "partial_support", "no_support")
+RELEVANCIES = ("relevant", "background", "irrelevant")
 VERDICTS = ("met", "partly_met", "not_met")
 _STATES = re.compile(r"(?:States|Rates whether it states) that (?P<fact>.*)", re.DOTALL)
 
@@ -40,6 +41,19 @@ def say_support(payload: Mapping[str, Any], judge: str) -> tuple[str, dict[int, 
     text = " ".join(payload["sources"])
     labels = [CITED_LABELS[SUPPORTS.index(support_of(text, one, judge))] for one in payload["sentences"]]
     return _say(labels, CITED_LABELS, "labels", roll(*payload["sources"], *payload["sentences"])), {}
+
+
+def say_relevancy(payload: Mapping[str, Any], judge: str) -> tuple[str, dict[int, Any]] | None:
+    """Return the completion of the stage of answer relevancy, or None for another stage."""
+    if payload.get("stage") != RELEVANCY:
+        return None
+    labels = [relevancy_of(payload["query"], one) for one in payload["sentences"]]
+    return _say(labels, RELEVANCIES, "labels", roll(payload["query"], *payload["sentences"])), {}
+
+
+def relevancy_of(query: str, sentence: str) -> str:
+    """Return the label of a sentence. A sentence that the query does not ask for has one of the other two labels."""
+    return RELEVANCIES[0] if importance_of(query, sentence) == "vital" else RELEVANCIES[1 + roll(sentence) % 2]
 
 
 def _say(labels: Sequence[str], known: Sequence[str], name: str, seed: int) -> str:

@@ -171,5 +171,12 @@ _VALUES: dict[str, Callable[[Row], dict[str, Any]]] = {
             if label
         ]
     },
+    "judge_relevancy": lambda row: {
+        "labels": [
+            {"number": number, "reason": reason or "", "label": label}
+            for number, (label, reason) in enumerate(zip(row["labels"], row["reasons"], strict=True), start=1)
+            if label
+        ]
+    },
     "restate_answer": lambda row: {"statement": row["statement"]},
 }

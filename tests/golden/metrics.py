@@ -12,6 +12,7 @@ from tests.fakes.citations import citation_worlds
 from tests.fakes.classifier import LABELS
 from tests.fakes.expected_rag import rag_samples
 from tests.fakes.model_server import ModelServer
+from tests.fakes.relevancy import relevancy_samples
 from tests.fakes.rubrics import rubric_worlds
 from tests.fakes.world import World, qa_worlds, worlds
 from tests.fakes.world_icat import IcatWorld, icat_worlds
@@ -188,6 +189,15 @@ CASES: Mapping[str, Case] = {
         "judge_support",
         0.3,
         settings={"citations.score": "weighted_recall", "citations.list_size": 2},
+    ),
+    "answer-relevancy": Case(
+        "answer_relevancy",
+        lambda: [sample for sample, _ in relevancy_samples(12)],
+        "world",
+        "judge_relevancy",
+        "judge_relevancy",
+        0.3,
+        settings={"answer_relevancy.list_size": 3},
     ),
     "longrecall": Case(
         "longrecall",

@@ -62,6 +62,10 @@ CONCLUDED = pa.schema(
         ("known", pa.bool_()),
     ]
 )
+# The sentences with support, joined. `whole`: each sentence is known to have it or not. `lost`: a request failed
+SUPPORTED = pa.schema(
+    [("sample_id", pa.string()), ("supported_text", pa.string()), ("whole", pa.bool_()), ("lost", pa.bool_())]
+)
 Row = Mapping[str, Any]
 
 
@@ -234,11 +238,8 @@ def conclude_batches(batches: Iterable[pa.RecordBatch], score: str) -> Iterator[
 
 
 def _concluded(row: Row, score: str) -> dict[str, Any]:
-    judged = {(one["group"], one["number"]): one for one in row["judged"] or ()}
     rows, sentences = [], []
-    for one in row["sentences"] or ():
-        own = [_citation(one, place, [source], judged) for place, source in enumerate(one["sources"], start=1)]
-        whole = _citation(one, 0, one["sources"], judged)
+    for one, (whole, *own) in _judged_sentences(row):
         rows += [whole, *own]
         is_whole = all(source["has_text"] for source in one["sources"])
         sentences.append(JudgedSentence(tuple(each["support"] for each in own), whole["support"], is_whole))
@@ -256,6 +257,38 @@ def _concluded(row: Row, score: str) -> dict[str, Any]:
         "unjudged": sum(each["support"] is None and each["status"] != UNCITED for each in rows),
         "lost": sum(each["status"] == FAILED for each in rows),
         "known": measures[score].value is not None,
+    }
+
+
+def _judged_sentences(row: Row) -> Iterator[tuple[Row, list[dict[str, Any]]]]:
+    """Yield each sentence with its rows of the table `citations`, the row of all its sources first."""
+    judged = {(one["group"], one["number"]): one for one in row["judged"] or ()}
+    for one in row["sentences"] or ():
+        own = [_citation(one, place, [source], judged) for place, source in enumerate(one["sources"], start=1)]
+        yield one, [_citation(one, 0, one["sources"], judged), *own]
+
+
+def support_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield columns of `SUPPORTED`, a row per sample. batches: as for `conclude_batches`, without reference_sources.
+
+    A sentence has support if one of its sources, or all of them together, fully support it. It is open if a missing
+    verdict or a source without a text could give it support.
+    """
+    for batch in batches:
+        yield from in_batches(map(_supported, batch.to_pylist()), SUPPORTED)
+
+
+def _supported(row: Row) -> dict[str, Any]:
+    sentences = list(_judged_sentences(row))
+    supported = [any(one["support"] == FULL for one in rows) for _, rows in sentences]
+    missing = [any(one["support"] is None and one["status"] != UNCITED for one in rows) for _, rows in sentences]
+    return {
+        "sample_id": row["sample_id"],
+        "supported_text": " ".join(
+            one["text"] for (one, _), has_support in zip(sentences, supported, strict=True) if has_support
+        ),
+        "whole": all(known or not is_open for known, is_open in zip(supported, missing, strict=True)),
+        "lost": any(one["status"] == FAILED for _, rows in sentences for one in rows),
     }
 
 

@@ -169,6 +169,48 @@ def f1_at_claims(supported: int, claims: int, k: int) -> float:
     return f1_score(supported / claims, recall_at_claims(supported, k)) or 0.0
 
 
+def claims_at(share: BoundedValue, claims: float | None, k: int) -> dict[str, BoundedValue]:
+    """Return R@K and F1@K by measure for the share of supported claims, and the number of claims, None if unknown.
+
+    Without claims, both are 0. If a verdict is missing, they have bounds and no value.
+
+    >>> claims_at(BoundedValue(0.75, 0.75, 0.75), 4, 6)["claims_f1@6"].value
+    0.6
+    """
+
+    def at(end: float | None) -> tuple[float | None, float | None]:
+        if claims == 0:
+            return 0.0, 0.0
+        if end is None or claims is None:
+            return end, end
+        supported = round(end * claims)
+        return recall_at_claims(supported, k), f1_at_claims(supported, round(claims), k)
+
+    ends = [at(share.value if share.low == share.high else None), at(share.low), at(share.high)]
+    return {name: BoundedValue(*values) for name, values in zip(names_at(k), zip(*ends, strict=True), strict=True)}
+
+
+def names_at(k: int) -> tuple[str, str]:
+    """Return the names of R@K and F1@K of claims."""
+    return f"claims_recall@{k}", f"claims_f1@{k}"
+
+
+CLAIMS_AT = pa.schema([("sample_id", pa.string()), ("measures", pa.list_(MEASURE))])
+
+
+def claims_at_batches(batches: Iterable[pa.RecordBatch], k: int) -> Iterator[pa.RecordBatch]:
+    """Yield columns of `CLAIMS_AT`, a row per sample. batches: sample_id, claims, share struct<value, low, high>."""
+    for batch in batches:
+        rows = [
+            {
+                "sample_id": row["sample_id"],
+                "measures": measure_list(claims_at(BoundedValue(**row["share"]), row["claims"], k)),
+            }
+            for row in batch.to_pylist()
+        ]
+        yield pa.RecordBatch.from_pylist(rows, CLAIMS_AT)
+
+
 def median_of_claims(counts: Mapping[int, int]) -> int:
     """Return the K of VeriScore: the median number of claims of a response, rounded up, at least 1.
 

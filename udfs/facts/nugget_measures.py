@@ -85,6 +85,9 @@ STRICT_VITAL, STRICT_ALL, OF_VITAL, OF_ALL, WEIGHTED = SCORES = (
 )
 NUGGETS, VITAL_NUGGETS = "nuggets", "vital_nuggets"
 MEASURES = (*SCORES, NUGGETS, VITAL_NUGGETS)
+# The end of the name of a measure over the sentences with a supporting citation
+SUPPORTED = "_supported"
+OF_VITALS = tuple(f"{name}{end}" for name in (STRICT_VITAL, OF_VITAL) for end in ("", SUPPORTED))
 LARGEST = 1e290
 STRICT: Mapping[str, float] = {SUPPORT: 1.0}
 LENIENT: Mapping[str, float] = {SUPPORT: 1.0, PARTIAL: 0.5}
@@ -119,6 +122,8 @@ CONCLUDED = pa.schema(
         ("statements", pa.list_(_STATEMENT)),
         *((name, pa.int64()) for name in ("covered", "uncovered", "unjudged", "left_out")),
         ("empty", pa.bool_()),
+        # True if a request for the supported sentences or for their nuggets failed
+        ("lost_support", pa.bool_()),
     ]
 )
 Row = Mapping[str, Any]
@@ -150,6 +155,24 @@ def measures_of(nuggets: Iterable[Nugget]) -> dict[str, BoundedValue]:
         WEIGHTED: _share(every, LENIENT, [one.weighs for one in every]),
         NUGGETS: BoundedValue.exact(float(len(every))),
         VITAL_NUGGETS: BoundedValue.exact(float(len(vital))),
+    }
+
+
+def names_of_measures(*, supported: bool) -> tuple[str, ...]:
+    """Return the names of the measures of a sample."""
+    return (*MEASURES, *(f"{name}{SUPPORTED}" for name in SCORES if supported))
+
+
+def supported_measures(nuggets: Sequence[tuple[Nugget, Nugget]]) -> dict[str, BoundedValue]:
+    """Return the measures over supported sentences, for the least and the largest support of each nugget.
+
+    A measure has a value only if both supports give the same, because a missing verdict can only lose support.
+    """
+    low, high = (measures_of(ends) for ends in (zip(*nuggets, strict=True) if nuggets else ((), ())))
+    values = {name: (low[name].value, high[name].value) for name in SCORES}
+    return {
+        f"{name}{SUPPORTED}": BoundedValue(least if least == most else None, least, most)
+        for name, (least, most) in values.items()
     }
 
 
@@ -204,7 +227,9 @@ def conclude_batches(batches: Iterable[pa.RecordBatch], score: str) -> Iterator[
     """Yield columns of `CONCLUDED`, a row per sample.
 
     batches: sample_id; blank, true for a blank response; nuggets (of `RANKED`); assigned list<struct<number, label,
-    reason>>, with a null label for a lost assignment. `empty`: the measure `score` covers no nugget.
+    reason>>, with a null label for a lost assignment. `empty`: the measure `score` covers no nugget. For measures over
+    supported sentences, also whole, lost and supported_text (`untold.udfs.facts.citation_measures.SUPPORTED`), and
+    labels list<struct<number, label>> by this text, for nuggets that the response supports in full or partly.
     """
     for batch in batches:
         yield pa.RecordBatch.from_pylist([_concluded(row, score) for row in batch.to_pylist()], CONCLUDED)
@@ -217,6 +242,10 @@ def _concluded(row: Row, score: str) -> dict[str, Any]:
     kept = [one for one in statements if one["kept"]]
     measures = measures_of(Nugget(one["importance"], one["support"], one["weight"]) for one in kept)
     covered = [one["covered"] for one in kept]
+    within = [_support_within(one, row) for one in kept] if "whole" in row else []
+    if "whole" in row:
+        ends = [_least_and_most(*pair, whole=row["whole"]) for pair in zip(kept, within, strict=True)]
+        measures |= supported_measures(ends)
     return {
         "sample_id": row["sample_id"],
         "measures": measure_list(measures),
@@ -226,7 +255,24 @@ def _concluded(row: Row, score: str) -> dict[str, Any]:
         "unjudged": covered.count(None),
         "left_out": len(statements) - len(kept),
         "empty": measures[score].high is None,
+        "lost_support": bool(row.get("lost")) or None in within,
     }
+
+
+def _support_within(nugget: Row, row: Row) -> str | None:
+    """Return the support for a nugget by the supported sentences, None for a lost request."""
+    if nugget["support"] == NOT_SUPPORT or (nugget["support"] and not row["supported_text"].strip()):
+        return NOT_SUPPORT
+    return next((one["label"] for one in row["labels"] or () if one["number"] == nugget["number"]), None)
+
+
+def _least_and_most(nugget: Row, within: str | None, *, whole: bool) -> tuple[Nugget, Nugget]:
+    """Return a nugget with the least and with the largest support, which is at most the support by the response."""
+    most = nugget["support"] or SUPPORT
+    least = max(most, within or NOT_SUPPORT, key=SUPPORTS.index)
+    ends = (least, least if whole and within else most)
+    low, high = (Nugget(nugget["importance"], support, nugget["weight"]) for support in ends)
+    return low, high
 
 
 def _statement(nugget: Row, assigned: Row) -> dict[str, Any]:

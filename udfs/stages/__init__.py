@@ -53,6 +53,7 @@ STAGES: Registry[StageDefinition] = Registry(
         "assign_nuggets": "untold.udfs.stages.nuggets:ASSIGN_NUGGETS",
         "judge_criteria": "untold.udfs.stages.nuggets:JUDGE_CRITERIA",
         "judge_support": "untold.udfs.stages.nuggets:JUDGE_SUPPORT",
+        "judge_relevancy": "untold.udfs.stages.nuggets:JUDGE_RELEVANCY",
         "generate_answer": "untold.udfs.stages.e2e:GENERATE_ANSWER",
         "restate_answer": "untold.udfs.stages.e2e:RESTATE_ANSWER",
     },

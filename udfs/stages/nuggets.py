@@ -1,4 +1,4 @@
-"""The stages of nuggets, rubrics and citations: create and rate nuggets, and label texts by given ones.
+"""The stages of nuggets, rubrics, citations and answer relevancy: create and rate nuggets, and label texts.
 
 Source: Pradeep et al. 2025, AutoNuggetizer; methods, section 9.
 """
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from untold.udfs.facts import citation_measures
 from untold.udfs.facts.nugget_measures import NOT_SUPPORT, OKAY, PARTIAL, SUPPORT, SUPPORTS, VITAL
+from untold.udfs.facts.relevancy_measures import BACKGROUND, IRRELEVANT, LABELS, RELEVANT
 from untold.udfs.facts.rubric_measures import LEVEL, MET, NOT_MET, PARTLY, VERDICTS
 from untold.udfs.samples.items import IMPORTANCES, MOST_LEVELS
 from untold.udfs.stages.answers import reader
@@ -75,6 +76,15 @@ _CITED = Vocabulary(
     positive=FULL_SUPPORT,
     inputs=("sentence", "sentences", "source", "sources", "evidence"),
 )
+_RELEVANCIES = Vocabulary(
+    {
+        RELEVANT: ("directly relevant",),
+        BACKGROUND: ("background information", "supporting"),
+        IRRELEVANT: ("not relevant", "off topic"),
+    },
+    positive=RELEVANT,
+    inputs=("sentence", "sentences", "query"),
+)
 _OF_LABEL = dict(zip(CITED_LABELS, citation_measures.WEIGHTS, strict=True))
 # The number and the verdict of a line, and the reason after the first bar
 _REASONED = re.compile(
@@ -136,6 +146,12 @@ def _parse_supports(text: str, variables: Mapping[str, Any]) -> dict[str, list[s
     return {"supports": [_OF_LABEL[label] if label else None for label in labels], "reasons": reasons}
 
 
+def _parse_relevancies(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
+    """Return the `labels` and `reasons` for each of `sentences`, None for one without a clear label."""
+    labels, reasons = _reasoned_labels(text, variables["sentences"], _RELEVANCIES)
+    return {"labels": labels, "reasons": reasons}
+
+
 def _reasoned_labels(
     text: str, items: Sequence[str], vocabulary: Vocabulary
 ) -> tuple[list[str | None], list[str | None]]:
@@ -164,8 +180,8 @@ def _recorded_reasons(text: str, items: Sequence[str], vocabulary: Vocabulary) -
 
 
 # Reasons may quote anything
-parse_assignments, parse_criteria, parse_supports = (
-    reader(one, may_be_code=True) for one in (_parse_assignments, _parse_criteria, _parse_supports)
+parse_assignments, parse_criteria, parse_supports, parse_relevancies = (
+    reader(one, may_be_code=True) for one in (_parse_assignments, _parse_criteria, _parse_supports, _parse_relevancies)
 )
 
 
@@ -236,4 +252,14 @@ JUDGE_SUPPORT = StageDefinition(
     # A line for each sentence, whatever the length of the sources
     figures=Figures(WRITTEN, completion=LinearSize(29.0, 0.06)),
     example={"sources": ["Ada lives in Lyon."], "sentences": ["Ada lives in Lyon.", "Ada lives in Rome."]},
+)
+JUDGE_RELEVANCY = StageDefinition(
+    "judge_relevancy",
+    ("query", "sentences"),
+    parse_relevancies,
+    REASONED_SCHEMA,
+    schema=record(labels=listed(record(number=number_of("sentences"), reason=TEXT, label=one_of(LABELS)))),
+    form=lines_of(rf"\d{{1,9}}: (?:{'|'.join(LABELS)})(?: \| .+)?", "n: label | reason", "one line for each sentence:"),
+    figures=Figures(WRITTEN, completion=LinearSize(slope=1.0)),
+    example={"sentences": ["Ada lives in Lyon.", "She likes bees."]},
 )

@@ -219,6 +219,6 @@ def test_sources_without_columns_are_an_error_before_any_request(tmp_path: Path,
 
 def test_needs_and_stages() -> None:
     assert needs_of(["citations"], Settings()) == ("query", "response")
-    assert optional_of(["citations"]) == OPTIONAL
+    assert optional_of(["citations"], Settings()) == OPTIONAL
     assert stages_of(["citations"], Settings()) == [STAGE]
     assert len(METRICS["citations"].bounds_of_unknown(Settings())) == 13

@@ -48,7 +48,7 @@ def test_contexts_are_needed_where_they_are_read(variant: str, source: str, colu
     settings = settings_for(icat={"variant": variant}, knowledge={"source": source})
     assert needs_of(["icat"], settings) == columns
     assert "contexts" in needs_of(["icat", "e2e"], settings)
-    assert optional_of(["icat", "e2e"]) == ("query_id", "aspects")
+    assert optional_of(["icat", "e2e"], Settings()) == ("query_id", "aspects")
 
 
 def test_what_the_annotations_say_belongs_to_an_output(tmp_path: Path) -> None:

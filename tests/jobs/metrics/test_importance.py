@@ -432,5 +432,5 @@ def test_contexts_or_references_are_needed_where_contexts_are_read() -> None:
     assert needs_of(["importance"], of_contexts) == ("query", "response", "contexts or references")
     assert needs_of(["importance"], of_index) == ("query", "response")
     assert needs_of(["importance", "e2e"], of_contexts)[-1] == "contexts"
-    assert optional_of(["importance"]) == ("references",)
+    assert optional_of(["importance"], Settings()) == ("references",)
     assert METRICS["importance"].bounds_of_unknown(of_contexts)["recall@50"] == (0.0, 1.0)

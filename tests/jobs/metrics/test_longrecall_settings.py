@@ -32,7 +32,7 @@ def test_stages_follow_from_the_settings(given: dict[str, Any], stages: list[str
 
 def test_references_are_needed_and_contexts_are_not() -> None:
     assert needs_of(["longrecall"], settings_for()) == ("query", "response", "references")
-    assert optional_of(["longrecall"]) == ("references",)
+    assert optional_of(["longrecall"], Settings()) == ("references",)
 
 
 @pytest.mark.parametrize(

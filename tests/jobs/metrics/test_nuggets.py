@@ -316,5 +316,5 @@ def test_what_it_asks_and_needs() -> None:
     assert stages_of(["nuggets"], of_index) == [*own, "embed_text"]
     assert needs_of(["nuggets"], of_contexts) == ("query", "response", "contexts or references")
     assert needs_of(["nuggets"], of_index) == ("query", "response")
-    assert optional_of(["nuggets"]) == ("query_id", "references")
+    assert optional_of(["nuggets"], Settings()) == ("query_id", "references")
     assert METRICS["nuggets"].bounds_of_unknown(of_contexts)["vital"] == (0.0, 1.0)

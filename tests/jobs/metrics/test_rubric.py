@@ -173,7 +173,7 @@ def test_needs_and_stages() -> None:
     assert needs_of(["rubric"], Settings()) == ("query", "response", "rubric")
     relative = Settings.model_validate({"rubric": {"score": "relative"}})
     assert needs_of(["rubric"], relative) == ("query", "response", "rubric", "ground_truth")
-    assert optional_of(["rubric"]) == OPTIONAL
+    assert optional_of(["rubric"], Settings()) == OPTIONAL
     assert stages_of(["rubric"], Settings()) == [STAGE]
     assert set(METRICS["rubric"].bounds_of_unknown(relative)) == {
         "strict",

@@ -45,7 +45,11 @@ def settings_read(module: str, name: str | None, seen: set[tuple[str, str | None
 
 
 @pytest.mark.parametrize(
-    "name", ["e2e", "nli", "qa", "icat", "importance", "longrecall", "nuggets", "rag", "rubric", "citations"]
+    "name",
+    [
+        *("e2e", "nli", "qa", "icat", "importance", "longrecall", "nuggets", "rag", "rubric", "citations"),
+        "answer_relevancy",
+    ],
 )
 def test_a_metric_depends_on_the_settings_that_its_code_reads(name: str) -> None:
     read = set(settings_read(f"untold.jobs.metrics.{name}", None, set())) - NO_RESULT

@@ -28,6 +28,7 @@ LINES = {
     "cover_sides": "{id}: {label}",
     **dict.fromkeys(("rate_nuggets", "assign_nuggets"), "{number}: {label}"),
     "judge_criteria": "{number}: {label} | {reason}",
+    "judge_relevancy": "{number}: {label} | {reason}",
     "judge_support": "{number}: {label} | {reason}",
 }
 # These name their inputs by numbers, which a marker would hide
@@ -83,7 +84,8 @@ def forms_of(stage: str, variables: Mapping[str, Any], said: Mapping[str, Any]) 
         return [*forms, "None"]
     bullet = "" if stage in ("extract_claims", "extract_verifiable_claims", *NUMBERED, *RECORDS) else "- "
     forms.append("\n".join(f"{bullet}{line}" for line in lines))
-    if stage not in (*NUMBERED, "rate_nuggets", "assign_nuggets", "judge_criteria", "judge_support", *RECORDS):
+    of_labels = ("rate_nuggets", "assign_nuggets", "judge_criteria", "judge_support", "judge_relevancy")
+    if stage not in (*NUMBERED, *of_labels, *RECORDS):
         forms.append("\n".join(f"{number}. {line}" for number, line in enumerate(lines, start=1)))
     rows = next((value for value in said.values() if isinstance(value, list)), [])
     if _are_rows(rows) and not any(isinstance(cell, list) and not cell for row in rows for cell in row.values()):

@@ -15,6 +15,7 @@ from tests.linear import assert_linear
 from tests.udfs.stages.test_completions import plain
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.facts.nugget_measures import SUPPORTS
+from untold.udfs.facts.relevancy_measures import LABELS
 from untold.udfs.facts.rubric_measures import VERDICTS as VERDICTS_OF_CRITERIA
 from untold.udfs.ratings import Digit
 from untold.udfs.samples.items import IMPORTANCES
@@ -131,6 +132,17 @@ def _labels(draw: Any, labels: Sequence[str], **variables: Any) -> Any:
     # Only assignments can have reasons. The schema has none
     expected = {"labels": said} | ({"reasons": [None] * len(said)} if "response" in variables else {})
     return {**variables, "nuggets": nuggets}, {"labels": permuted(draw, rows)}, expected
+
+
+@st.composite
+def _relevancies(draw: Any) -> Any:
+    sentences = draw(distinct(TEXTS))
+    said = [
+        (draw(st.sampled_from(LABELS)), draw(st.sampled_from(("It gives no year.", "All of it")))) for _ in sentences
+    ]
+    rows = [{"number": n, "reason": reason, "label": label} for n, (label, reason) in enumerate(said, start=1)]
+    expected = {"labels": [label for label, _ in said], "reasons": [reason for _, reason in said]}
+    return {"query": "q", "sentences": sentences}, {"labels": permuted(draw, rows)}, expected
 
 
 @st.composite
@@ -271,6 +283,7 @@ INSTANCES: dict[str, st.SearchStrategy[Any]] = {
     "assign_nuggets": _labels(SUPPORTS, query="q", response="r"),
     "judge_criteria": _verdicts(),
     "judge_support": _supports(),
+    "judge_relevancy": _relevancies(),
     "restate_answer": TEXTS.map(
         lambda text: ({"question": "q", "answer": "a"}, {"statement": text}, {"statement": text})
     ),
@@ -343,6 +356,7 @@ FORMS = {
     "rate_nuggets": ("1: vital", "1. Vital"),
     "assign_nuggets": ("1: partial_support", "1. Partial support"),
     "judge_criteria": ("1: partly_met | It names one.", "1. Partly met"),
+    "judge_relevancy": ("1: background | It names one.", "1. Background"),
     "judge_support": ("1: partial_support | It names one.", "1. Partial support"),
     "generate_answer": ("It stands.", None),
     "restate_answer": ("The tower stands.", "The tower stands.\n\nLet me know if it helps."),

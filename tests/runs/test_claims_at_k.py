@@ -1,0 +1,62 @@
+"""Compare R@K and F1@K of claims in the tables of whole jobs with the verdicts of their claims, also with lost ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.golden.metrics import CASES
+from tests.golden.workshop import Workshop
+from tests.runs.harness import read_table
+from tests.runs.here import RunHere
+from tests.runs.worlds import rows_by_sample
+from untold.jobs.sweep import CurveRequest, curve
+
+K = 3
+
+
+def by_hand(supported: int, claims: int) -> tuple[float, float]:
+    """Return R@K and F1@K."""
+    precision, recall = supported / claims if claims else 0.0, min(supported, K) / K
+    return recall, 2 * precision * recall / (precision + recall) if supported else 0.0
+
+
+def bounds_of(verdicts: Sequence[str | None]) -> list[tuple[float | None, float, float]]:
+    """Return value, low and high of R@K and F1@K over all verdicts that missing ones can have."""
+    known = verdicts.count("supported")
+    low, high = (by_hand(known + more, len(verdicts)) for more in (0, verdicts.count(None)))
+    return [(one if None not in verdicts else None, one, other) for one, other in zip(low, high, strict=True)]
+
+
+@pytest.mark.parametrize("name", ["importance", "rag", "icat-s"])
+def test_rows_are_those_of_the_verdicts(name: str, run_here: RunHere, tmp_path: Path) -> None:
+    case = CASES[name]
+    output = replace(case, settings={**case.settings, "claims.k": K}).run(Workshop(run_here, tmp_path), name)
+    claims, measures = rows_by_sample(output, "claims"), rows_by_sample(output, "measures")
+    status = {row["sample_id"]: row["status"] for row in read_table(output, "scores")}
+    seen = set()
+    for sample, rows in measures.items():
+        found = {row["measure"]: (row["value"], row["value_low"], row["value_high"]) for row in rows}
+        recall, f1 = found[f"claims_recall@{K}"], found[f"claims_f1@{K}"]
+        verdicts = [row["verdict"] for row in claims.get(sample, ())]
+        if status[sample] in ("failed", "budget"):
+            assert recall == f1 == (None, 0.0, 1.0)
+            seen.add("failed")
+        elif found["claims"][0] is not None and found[str(supported_share(name))][2] is None and verdicts:
+            assert recall == f1 == (None, None, None)
+        else:
+            assert [recall, f1] == [pytest.approx(one) for one in bounds_of(verdicts)], (sample, verdicts)
+            seen |= {"lost" if None in verdicts else "known" if verdicts else "silent"}
+    assert seen >= {"known", "failed"}, seen
+    means = {row["measure"]: row["mean"] for row in read_table(output, "measures_summary") if row["level"] == "overall"}
+    drawn = {row["ranking"]: row["mean"] for row in curve(CurveRequest(str(output), ks=(K,))) if row["system"] is None}
+    assert means[f"claims_recall@{K}"] == pytest.approx(drawn["claims"])
+    assert means[f"claims_f1@{K}"] == pytest.approx(drawn["claims_f1"])
+
+
+def supported_share(name: str) -> str:
+    """Return the measure that is the share of supported claims."""
+    return "s_fact" if name.startswith("icat") else "precision"
