@@ -22,7 +22,7 @@ from untold.jobs.settings.model import GraphSettings, Settings
 
 Rows = list[dict[str, Any]]
 
-# One atom of the response, two contexts that confirm it and two contexts that deny it
+# The response states that it works. One context confirms it twice, and another context denies it twice
 NODES: Rows = [
     {"id": "a0", "text": "It works on it.", "origin": "response"},
     {"id": "c0", "text": "It does not work.", "origin": "context", "frequency": 1},

@@ -285,9 +285,9 @@ def test_the_command_says_how_many_are_needed(tmp_path: Path, capsys: pytest.Cap
 
 
 def write_texts(folder: Path, judged: int) -> tuple[Path, RunTables, Floats]:
-    """Write all samples as Parquet, a run of the first samples and the human scores.
+    """Write all samples as Parquet and a run of the first samples. Also return the true scores.
 
-    A score is the share of the words.
+    A true score is the share of the words of the contexts in the response.
     """
     random = np.random.default_rng(7)
     words = [f"word{number}" for number in range(10)]

@@ -77,8 +77,9 @@ class Ended:
 
 
 class Run:
-    """A running command of `untold`. Its output is written to files, so that a killed run leaves no open pipes.
+    """A running command of `untold`.
 
+    Its output is written to files instead of pipes, so that a process that survives a kill does not block the test.
     The arguments are the same as in `words_of`: an endpoint, samples, an output, flags, `settings` and `command`.
     """
 

@@ -44,7 +44,8 @@ def sample(name: str, system: str, query: int, said: list[str], note: str = "") 
 def night_of(day: int) -> list[Row]:
     """Return the responses of a night.
 
-    Most of them are new and contain some of the four facts. The first never changes.
+    Most responses are new and contain some of the four facts. The response to the first query never changes.
+
     """
     rows = []
     for system in ("a", "b"):

@@ -176,7 +176,7 @@ def test_a_week_of_nights(nights: Nights) -> None:
     with no_engine():
         assert "has changed" not in nights.run(*span(17, 20)).out
 
-    # Another judge is an error if a date has scores, and it starts a new line if the date has no scores yet
+    # Another judge is an error if a date has scores, and it interrupts the trend line if there are no scores yet
     nights.add(21, samples[10:20])
     with no_engine():
         refused = nights.run(*span(17, 18), **{"llm.temperature": 0.5})

@@ -28,7 +28,7 @@ SOON = 20.0
 def full(folder: Path) -> Iterator[None]:
     """Fill the disk of the folder for the time of the block.
 
-    If mounting is not permitted, limit the size of files to zero.
+    If mounting is not permitted, limit the size of files to 512 bytes.
     """
     try:
         disk = SmallDisk(folder)

@@ -43,7 +43,7 @@ def test_every_stage_has_figures_with_a_source() -> None:
 def readable(stage: str) -> list[tuple[dict[str, Any], int, int]]:
     """Return the readable completions that people wrote: the row, the tokens of the variables and of the completion.
 
-    Completions with errors on purpose are shorter than the completions of models, so they are left out.
+    Difficult completions are shorter than the completions of models, so they are left out.
     """
     lines = (FOLDER / f"{stage}.jsonl").read_text(encoding="utf-8").split("\n")
     rows = [row for row in map(json.loads, filter(str.strip, lines)) if row["expected"] is not None]
