@@ -1,4 +1,4 @@
-"""One Spark session for all tests, a model server, a small disk, and where the real data is."""
+"""Fixtures: one Spark session for all tests, a model server, a small disk and an object store."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     # It takes a second to import
     from tests.fakes.object_store import ObjectStore
 
-# The same examples every time, so that what one run finds every run finds. `--hypothesis-profile=search` draws others.
+# Each run tests the same examples, so that failures repeat. Use `--hypothesis-profile=search` for random examples.
 settings.register_profile("untold", deadline=None, derandomize=True)
 settings.register_profile("quick", settings.get_profile("untold"), max_examples=20)
 settings.register_profile("search", deadline=None, max_examples=1000)
 ROOT = Path(__file__).resolve().parent.parent
-# Processes of xdist set it; commands that print into a pipe would cut their tables by it
+# xdist sets this variable in its processes, and commands would use it to shorten their tables
 os.environ.pop("COLUMNS", None)
-# A plan of a few rows takes longer to be compiled, by Spark and by the JVM, than to be run
+# For a few rows, Spark and the JVM need more time to compile a plan than to run it
 SPARK = {
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": SMALL_JVM,
@@ -38,7 +38,7 @@ SPARK = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    # Workers import what tests send them, and from no other folder than installed packages
+    # Workers import the modules of the tests, and otherwise only installed packages
     "spark.executorEnv.PYTHONPATH": str(ROOT),
 }
 
@@ -49,15 +49,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two for all tests; none where some are named, which one process starts sooner."""
+    """Return two processes for all tests, and none if the command line names tests: one process starts faster."""
     return 0 if config.args_source is pytest.Config.ArgsSource.ARGS else 2
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     begun = SparkSession.getActiveSession()
-    assert begun is None, "a test before this one opened a session of its own: have it use the fixture `spark`"
-    # What a session sets for its workers would keep modules of this folder from the processes that tests start
+    assert begun is None, "an earlier test opened its own session; use the fixture `spark` in that test"
+    # The session sets variables for its workers. They would hide modules of this folder from the subprocesses of tests
     with patch.dict(os.environ):
         session = open_session(Settings(spark=SparkSettings(master="local[2]", conf=SPARK)), "untold-tests")
     yield session
@@ -66,7 +66,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def shared_cluster() -> Iterator[SharedCluster]:
-    """One Ray cluster for all jobs of this process."""
+    """Start one Ray cluster for all runs of this process."""
     started = SharedCluster()
     yield started
     started.close()
@@ -74,7 +74,7 @@ def shared_cluster() -> Iterator[SharedCluster]:
 
 @pytest.fixture(scope="session")
 def run_here(spark: SparkSession, shared_cluster: SharedCluster) -> Iterator[RunHere]:
-    """Whole commands in this process, on one session and one Ray cluster; a server a test gives each its limiter."""
+    """Return a runner of commands in this process. It uses the shared Spark session and the shared Ray cluster."""
     runs = RunHere(spark, shared_cluster)
     yield runs
     runs.close()
@@ -82,14 +82,14 @@ def run_here(spark: SparkSession, shared_cluster: SharedCluster) -> Iterator[Run
 
 @pytest.fixture(scope="module")
 def module_server() -> Iterator[ModelServer]:
-    """One model server for a module."""
+    """Start one model server for each module."""
     with ModelServer() as started:
         yield started
 
 
 @pytest.fixture
 def server(module_server: ModelServer) -> ModelServer:
-    """The module's server as if it had just started; folders and modules that need another have their own."""
+    """Return the server of the module in its initial state. Some folders and modules define their own server."""
     module_server.configure(answer="e2e", rules=[], limits={}, latency=0.0, api_key=None, down=False, batches={})
     module_server.reset()
     return module_server
@@ -97,7 +97,7 @@ def server(module_server: ModelServer) -> ModelServer:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """A disk that a test can fill; skipped where none may be mounted."""
+    """Mount a disk that a test can fill. Skip the test if mounting is not permitted."""
     try:
         disk = SmallDisk(tmp_path / "disk")
     except PermissionError as error:
@@ -108,7 +108,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 @pytest.fixture
 def object_store() -> Iterator[ObjectStore]:
-    """An empty S3, and the environment of a process that uses it."""
+    """Start an empty S3 store and set the environment variables of its clients."""
     from tests.fakes.object_store import ObjectStore
 
     with ObjectStore() as store, patch.dict(os.environ, store.variables):

@@ -1,4 +1,4 @@
-"""Whether work grows as its input does: the ratio of two sizes in one run, on any machine."""
+"""Test that the time of a function is linear in its input. It compares two sizes in one run, on any machine."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import time
 from collections.abc import Callable
 
 FACTOR = 16
-# Caches and the collector may cost a few times more of a larger input; work that is quadratic costs 16 times more.
+# Caches and the garbage collector can make a large input a few times slower. Quadratic work is 16 times slower.
 ALLOWED = 4
 ROUNDS = 3
 
 
 def assert_linear(work: Callable[[int], object], size: int) -> None:
-    """Raises AssertionError where `work` of a size takes more than four times its share of a sixteenth of it."""
+    """Raise AssertionError if the function needs more than four times the expected time for a larger input."""
     ratios = []
     for _ in range(ROUNDS):
         ratios.append(seconds_of(lambda: work(size)) / seconds_of(lambda: work(size // FACTOR), rounds=ROUNDS))
         if ratios[-1] <= ALLOWED * FACTOR:
             return
-    raise AssertionError(f"{FACTOR} times the size took {', '.join(f'{ratio:.0f}' for ratio in ratios)} times as long")
+    raise AssertionError(f"{FACTOR} times the input took {', '.join(f'{ratio:.0f}' for ratio in ratios)} times as long")
 
 
 def seconds_of(work: Callable[[], object], rounds: int = 1) -> float:
-    """The CPU seconds of this thread for some work: the least of so many rounds."""
+    """Return the CPU time of this thread for the function, in seconds. It is the minimum of several rounds."""
     return min(_seconds(work) for _ in range(rounds))
 
 

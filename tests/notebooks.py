@@ -1,4 +1,4 @@
-"""The notebooks executed, all in one kernel; `python -m tests.notebooks` writes their outputs into them."""
+"""Execute all notebooks in one kernel. Use `python -m tests.notebooks` to write the outputs into the files."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ Cells = dict[str, nbformat.NotebookNode]
 
 
 def path_of(name: str) -> Path:
-    """Where a notebook lies."""
+    """Return the path of a notebook."""
     return FOLDER / f"{name}.ipynb"
 
 
 def read(path: Path) -> nbformat.NotebookNode:
-    """A notebook as it lies there."""
+    """Read a notebook from a file."""
     return nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def execute(given: Mapping[str, tuple[Path, Path | None]]) -> dict[str, Cells]:
-    """The code cells with what they show, by id, for each notebook and the run that it reads; None is its own.
+    """Return the code cells with their outputs by id, for each notebook and its run.
 
-    One kernel for all, which forgets its names before each notebook: a start of a kernel takes as long as a notebook.
+    If the run is None, the notebook reads the shipped run. All notebooks share one kernel, which deletes its variables
+    before each notebook. A new kernel for each notebook would double the time.
     """
     whole = nbformat.v4.new_notebook()  # type: ignore[no-untyped-call]
     parts = {name: read(path).cells for name, (path, _) in given.items()}
@@ -47,7 +48,7 @@ def execute(given: Mapping[str, tuple[Path, Path | None]]) -> dict[str, Cells]:
 
 
 def text_of(cell: Mapping[str, Any], *kinds: str) -> str:
-    """What a cell shows as text: its streams, errors, and of each output the first of these kinds that it has."""
+    """Return the text of a cell: its streams, its errors, and each output in the first of the given types."""
     wanted = kinds or ("text/html", "text/plain")
     texts = []
     for output in cell.get("outputs", ()):
@@ -61,7 +62,7 @@ def text_of(cell: Mapping[str, Any], *kinds: str) -> str:
 
 
 def main() -> None:
-    """Writes what the cells show into the notebooks."""
+    """Write the outputs of the cells into the notebooks."""
     os.environ.pop("UNTOLD_RUN", None)
     executed = execute({name: (path_of(name), None) for name in NAMES})
     for name, cells in executed.items():

@@ -27,18 +27,18 @@ from tests.runs.harness import PROMPTS
 DEMO = Path(__file__).resolve().parents[1] / "conf" / "demo"
 METRICS = "e2e,qa,nli"
 NIGHTS = [f"2026-11-{day}" for day in range(16, 21)]
-# The night on which `large` was cut short
+# The night on which the responses of `large` are cut short
 BROKEN = NIGHTS[3]
-# One answer cannot be judged, so that a failure is there
+# The judgement of one response fails, so that there is a failure
 FAILS = [{"when": {"stage": "evaluate_coverage", "contains": "about 21 million inhabitants"}, "do": "garbage"}]
 PRICES = {"prompt": 0.4, "completion": 1.6}
-# Settings that say where a run was made
+# Settings that contain the location of a run
 ELSEWHERE = ("work_dir", "completion_store", "storage", "spark", "ray", "prompts_dir")
 MADE_BY = "tests/shipped.py, with a scripted judge in place of a model"
 
 
 def samples(night: str | None = None) -> list[dict[str, Any]]:
-    """A row a topic and system; of a night the answers of that night."""
+    """Return one row per topic and system. With a night, the rows are the responses of the night."""
     return [
         {
             "sample_id": f"{number:02}-{system}",
@@ -53,7 +53,7 @@ def samples(night: str | None = None) -> list[dict[str, Any]]:
 
 
 def of_night(topic: Topic, system: str, night: str) -> Sequence[int | str]:
-    """What a system said that night: `medium` learned on, and `large` was cut short once."""
+    """Return the parts of the response of a system on a night. `medium` improves, and `large` is cut short once."""
     parts = topic.says[system]
     if (system, night) == ("large", BROKEN):
         return parts[:1]
@@ -65,7 +65,7 @@ def of_night(topic: Topic, system: str, night: str) -> Sequence[int | str]:
 
 
 def labelled() -> list[dict[str, Any]]:
-    """Rows of the form of WikiContradict: two contexts that contradict each other, five answers and their labels."""
+    """Return rows in the format of WikiContradict: two contradicting contexts, and five answers with their labels."""
     return [_labelled(topic) for topic in topics() if topic.contradictory]
 
 
@@ -73,7 +73,7 @@ def _labelled(topic: Topic) -> dict[str, Any]:
     first, second = topic.contradictory[0]
     both, one, other = [first, second], [first], [second]
     answers = [topic.says["small"], one, other, both, ["Sources differ."]]
-    # A person who reads generously takes one of two views for an answer to some queries
+    # A generous reader accepts one of two views as an answer to some of the queries
     generous = len(topic.query) % 3 == 0
     labels = ["Partially correct", "Correct", "Correct", "Correct", "Incorrect"]
     labels[0] = "Correct" if generous else "Partially correct"
@@ -88,14 +88,14 @@ def _labelled(topic: Topic) -> dict[str, Any]:
 
 
 def make_results(folder: Path) -> None:
-    """All metrics over all topics; one answer cannot be judged."""
+    """Run all metrics on all topics. The judgement of one response fails."""
     with ModelServer(answer="scripted", rules=FAILS) as server:
         ask(server, write(folder / "samples.jsonl", samples()), folder / "results", "--metric", METRICS)
     ship(folder / "results", DEMO / "results", keep_store=True)
 
 
 def make_nightly(folder: Path) -> None:
-    """The answers of each night, over one store."""
+    """Score the responses of each night with one store."""
     for night in NIGHTS:
         path = write(folder / f"{night}.jsonl", samples(night))
         with ModelServer(answer="scripted", rules=FAILS) as server:
@@ -104,7 +104,7 @@ def make_nightly(folder: Path) -> None:
 
 
 def make_meta_evaluation(folder: Path) -> None:
-    """Two judges against the labels, by question."""
+    """Compare two judges with the labels by question."""
     study, scores = write(folder / "labelled.jsonl", labelled()), []
     for judge, answer in (("scripted-judge", "scripted"), ("hasty-judge", "hasty")):
         with ModelServer(answer=answer) as server:
@@ -119,14 +119,14 @@ PARTS = {"results": make_results, "nightly": make_nightly, "meta_evaluation": ma
 
 
 def main() -> None:
-    """Makes the outputs that are named, or all, anew."""
+    """Create the named outputs again, or all of them."""
     for name in sys.argv[1:] or PARTS:
         with TemporaryDirectory(prefix="untold-shipped-") as folder:
             PARTS[name](Path(folder))
 
 
 def ask(server: ModelServer, path: Path, output: Path, *how: str, store: Path | None = None) -> None:
-    """Scores samples by the scripted judge."""
+    """Score samples with the scripted judge."""
     settings = {"llm.base_url": server.base_url, "llm.model": "scripted-judge", "prompts_dir": PROMPTS}
     settings |= {f"llm.price_per_million_{kind}_tokens": price for kind, price in PRICES.items()}
     settings |= {"summarise_contexts": "false", "fail_on_error": "none"} | (
@@ -137,19 +137,19 @@ def ask(server: ModelServer, path: Path, output: Path, *how: str, store: Path | 
 
 
 def run(words: Iterable[str | Path]) -> None:
-    """Runs `untold` as a process of its own."""
+    """Run `untold` in a separate process."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("UNTOLD_", "OPENAI_"))}
     subprocess.run([sys.executable, "-m", "untold", *map(str, words)], check=True, env=environment)
 
 
 def write(path: Path, rows: Iterable[Any]) -> Path:
-    """Writes JSON Lines."""
+    """Write rows as JSON Lines."""
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
 def ship(made: Path, kept: Path, *, keep_store: bool = False) -> None:
-    """Copies an output: a file a table, and a manifest without what is only of this machine."""
+    """Copy an output with one file per table. The manifest is copied without the values of this machine."""
     shutil.rmtree(kept, ignore_errors=True)
     manifest = json.loads((made / "manifest.json").read_text(encoding="utf-8"))
     tables = sorted(folder.name for folder in made.iterdir() if folder.is_dir() and any(folder.glob("*.parquet")))
@@ -171,7 +171,7 @@ def ship(made: Path, kept: Path, *, keep_store: bool = False) -> None:
 
 
 def write_table(rows: pa.Table, folder: Path) -> None:
-    """Writes a table as one small file."""
+    """Write a table as one small file."""
     folder.mkdir(parents=True)
     pq.write_table(rows.replace_schema_metadata(None), folder / "part-0.parquet", compression="zstd")
 

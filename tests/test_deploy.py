@@ -1,4 +1,4 @@
-"""What schedulers are given in `conf/deploy`: each is read by its own engine, and starts a command that is one."""
+"""Test the files for schedulers in `conf/deploy`: each engine can read its file, which starts a valid command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from untold.jobs.cli.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "conf" / "deploy"
-# Stands for `untold`: writes its words, and ends with the next of the codes
+# The script takes the place of `untold`: it writes its arguments and exits with the next of the codes
 TOLD = {"dates": [{"status": "done", "summary": []}]}
 SHIM = f"""#!/bin/sh
 printf '%s\\n' "$@" > "$SHIM_FOLDER/words"
@@ -35,14 +35,14 @@ exit "${{code:-0}}"
 
 
 def uv(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a tool of a package in an environment of its own."""
+    """Run a tool of a package in a separate environment."""
     line = [sys.executable, "-m", "uv", "--quiet", "tool", "run", *words]
     clean = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
     return subprocess.run(line, env={**clean, **environment}, capture_output=True, text=True, check=False)
 
 
 def options_of(words: Sequence[str]) -> dict[str, Any]:
-    """The options of a command line of `untold nightly`, all of them known."""
+    """Return the options of a command line of `untold nightly`. An unknown option is an error."""
     assert words[0] == "nightly"
     return COMMANDS["nightly"].make_context("nightly", list(words[1:])).params
 
@@ -96,13 +96,13 @@ def test_the_arguments_of_the_others() -> None:
 
 def test_the_spark_operator_knows_every_field() -> None:
     given = yaml.safe_load(read("sparkapplication.yaml"))
-    # It drops what it does not know
+    # The operator drops the fields that are not in its schema
     read_back = SparkV1beta2SparkApplication.from_dict(given)
     assert read_back is not None
     assert read_back.to_dict() == given
 
 
-# As its documentation has them (docs/reference/api.md of KubeRay 1.7)
+# The fields are in its documentation (docs/reference/api.md of KubeRay 1.7)
 RAY_JOB = {
     "RayJobSpec": """
         activeDeadlineSeconds backoffLimit rayClusterSpec submitterPodTemplate metadata clusterSelector submitterConfig
@@ -163,12 +163,12 @@ def test_hadolint_finds_nothing_in_the_image() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root, to be another user")
 def test_the_entry_point_of_the_image_works_for_its_user(tmp_path: Path) -> None:
-    """Installed as the Dockerfile says, away from the sources, and called by its user with an empty environment."""
+    """Install as in the Dockerfile, outside the sources, and run as its user with an empty environment."""
     (install,) = re.findall(r"pip install --no-cache-dir '/src(\[.*\])'", read("Dockerfile"))
     (user,) = re.findall(r"^USER (\d+)$", read("Dockerfile"), re.MULTILINE)
     entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", read("Dockerfile"), re.MULTILINE)[0])
     assert entry == ["tini", "--", "untold"]
-    # Where others may read, unlike the folders of tests
+    # This folder is readable for other users, unlike the folders of the tests
     with TemporaryDirectory(dir="/var/tmp") as root:
         source, venv, data = (Path(root) / name for name in ("src", "venv", "data"))
         left_out = shutil.ignore_patterns(".git", "*.egg-info", "build", "tests")
@@ -211,7 +211,7 @@ def test_databricks_knows_every_field() -> None:
 
 
 class Shim:
-    """A command `untold` that ends with these codes in turn, and what it was called with."""
+    """A command `untold` that exits with these codes in turn and records its calls."""
 
     def __init__(self, folder: Path, *codes: int) -> None:
         self.folder = folder
@@ -221,7 +221,7 @@ class Shim:
         self.end_with(*codes)
 
     def copy(self, name: str, **other: str) -> Path:
-        """A file of the schedulers with other words, such as retries that wait for no half hour."""
+        """Copy a file of the schedulers and replace some of its text, for example the time between retries."""
         text = read(name)
         for words, instead in other.items():
             assert words in text
@@ -231,7 +231,7 @@ class Shim:
         return self.folder / "dags"
 
     def end_with(self, *codes: int) -> None:
-        """The codes of the next calls."""
+        """Set the exit codes of the next calls."""
         (self.folder / "codes").write_text("".join(f"{code}\n" for code in codes), encoding="utf-8")
 
     @property
@@ -248,7 +248,7 @@ class Shim:
         return {"PATH": path, "SHIM_FOLDER": str(self.folder)}
 
 
-# Codes of the command in turn, whether the night succeeds, and how often the command starts
+# The exit codes of the command in turn, the success of the night, and the number of starts
 AGAIN, FOR_A_PERSON = (3, 5, 6, 7, 130), (1, 2, 4)
 ENDS = {"done": ((0,), True, 1), "what passes": ((*AGAIN, 0), True, len(AGAIN) + 1)}
 ENDS |= {f"{code} needs a person": ((code, 0), False, 1) for code in FOR_A_PERSON}
@@ -256,7 +256,9 @@ ENDS |= {f"{code} needs a person": ((code, 0), False, 1) for code in FOR_A_PERSO
 
 @pytest.mark.slow
 def test_airflow_runs_a_night_of_each_metric(tmp_path: Path) -> None:
-    """Of five metrics each first ends so that the next try goes on; then three of them need a person."""
+    """The first run of each of five metrics ends with a temporary error, and then three of them end with a lasting
+    error.
+    """
     shim = Shim(tmp_path, *AGAIN)
     metrics = '["e2e", "nli", "qa", "icat", "longrecall"]'
     other = {"timedelta(minutes=30)": "timedelta(seconds=1)", '["e2e", "nli"]': metrics}
@@ -285,7 +287,7 @@ def test_airflow_runs_a_night_of_each_metric(tmp_path: Path) -> None:
     for code in FOR_A_PERSON:
         assert f"untold ended with {code}: see its lines above" in told, told[-3000:]
     assert "state=failed" in told
-    # Its summary is in the log, and nothing of it starts again
+    # The summary of the night is in the log, and the scheduler does not retry it
     assert told.count(json.dumps(TOLD)) >= len(AGAIN)
     assert shim.calls == 3 * len(AGAIN)
 

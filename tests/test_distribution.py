@@ -1,4 +1,4 @@
-"""Untold as people install it: wheel, sdist and editable, without extras, and on the oldest versions that it allows."""
+"""Test the installation of Untold: wheel, sdist and editable, without extras, and with the oldest versions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.runs.harness import clean_environment, read_table, words_of, write_fo
 from tests.runs.standalone import Standalone
 
 ROOT = Path(__file__).resolve().parent.parent
-# Names another interpreter, to test what is installed under that one
+# This variable selects another interpreter for the installation
 PYTHON = os.environ.get("UNTOLD_TEST_PYTHON", sys.executable)
 LEFT_OUT = (".git", ".venv", "build", "*.egg-info", "__pycache__", ".*_cache")
 SAMPLE = {"sample_id": "a", "query": "q", "response": "[C1] is so.", "contexts": ["It is so.", "It is not."]}
@@ -37,7 +37,7 @@ for package in (untold.jobs, untold.graph, untold.udfs):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         module.name.endswith("__main__") or importlib.import_module(module.name)
 """
-# What an install without extras has, and has not
+# The modules that an install without extras can import, and the modules that it cannot import
 OPEN_THE_DEMO = """
 import untold
 run = untold.open_run(untold.demo_output())
@@ -49,7 +49,7 @@ from untold.udfs.errors import ENGINE_MODULES
 print([name for name in (*ENGINE_MODULES, "huggingface_hub") if find_spec(name)])
 """
 MOST_MEGABYTES = 500
-# Parts that import their libraries when they are first used
+# Modules that import their libraries on first use
 USE_LIBRARIES = """
 from untold.udfs.facts.claim_verdicts import cut_passages
 from untold.udfs.quantities import compare_quantities
@@ -57,7 +57,7 @@ from untold.udfs.samples.labelled import surface_scores
 print(*cut_passages("Dr. Mill left. She came.", 3), sep="|")
 print(compare_quantities("14,800 km", "8,000 nmi").outcome, surface_scores("a b", "a b")["rouge1"])
 """
-# A Ray on loopback alone, of a Python without untold (untold.jobs.inference.backends.actor_pool says how)
+# A Ray that listens only on loopback, in a Python without untold (see untold.jobs.inference.backends.actor_pool)
 A_HEAD = """
 import os, sys
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled", RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
@@ -71,7 +71,7 @@ pytestmark = pytest.mark.slow
 
 
 class Environment:
-    """A virtual environment of its own, whose processes start in a folder of modules that break."""
+    """A separate virtual environment. Its processes start in a folder of modules that raise an error."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.foreign = folder, write_foreign_modules(folder / "foreign")
@@ -79,29 +79,29 @@ class Environment:
         self.python = folder / "venv" / "bin" / "python"
 
     def install(self, *words: str) -> None:
-        """Installs by uv, which takes the words."""
+        """Install packages with uv and the given arguments."""
         uv("pip", "install", "--python", str(self.python), *words)
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Runs Python with the words."""
+        """Run Python with the given arguments."""
         environment = {**clean_environment(), "PYTHONPATH": str(self.foreign)}
         line = [str(self.python), *words]
         return subprocess.run(line, cwd=self.foreign, env=environment, capture_output=True, text=True, check=False)
 
     def output(self, *words: str) -> str:
-        """What Python prints with the words; an error of it is one of the test."""
+        """Return the output of Python with the given arguments. An error fails the test."""
         ended = self.run(*words)
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
     def megabytes(self) -> float:
-        """The size of the installed packages on the disk, with their bytecode as pip leaves it."""
+        """Return the size of the installed packages on the disk, including the bytecode that pip writes."""
         self.output("-I", "-m", "compileall", "-q", "-j", "0", str(self.folder / "venv" / "lib"))
         used = subprocess.run(["du", "-s", "-B", "1", self.folder / "venv" / "lib"], capture_output=True, check=True)
         return int(used.stdout.split()[0]) / 1e6
 
     def score(self) -> list[dict[str, Any]]:
-        """The scores of one sample, by a model server of this machine."""
+        """Return the scores of one sample with a model server on this machine."""
         samples, output = write_samples(self.folder / "samples.jsonl", [SAMPLE]), self.folder / "out"
         with ModelServer() as server:
             self.output("-m", "untold", *words_of(server, samples, output))
@@ -109,7 +109,7 @@ class Environment:
 
 
 def uv(*words: str) -> None:
-    """Runs uv. What it prints is shown where it fails."""
+    """Run uv and show its output if it fails."""
     environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
     line = [sys.executable, "-m", "uv", "--quiet", *words]
     ended = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
@@ -118,14 +118,14 @@ def uv(*words: str) -> None:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source without what is built of it."""
+    """Return a copy of the source without build files."""
     ignored = shutil.ignore_patterns(*LEFT_OUT)
     return Path(shutil.copytree(ROOT, tmp_path_factory.mktemp("source") / "untold", symlinks=True, ignore=ignored))
 
 
 @pytest.fixture(scope="module")
 def built(source: Path) -> dict[str, Sequence[str]]:
-    """By kind of install the words that install it; the wheel is built of the sdist."""
+    """Return the arguments of each kind of install. The wheel is built from the sdist."""
     uv("build", "--out-dir", str(source.parent / "dist"), str(source))
     (wheel,) = (source.parent / "dist").glob("*.whl")
     (sdist,) = (source.parent / "dist").glob("*.tar.gz")
@@ -167,12 +167,12 @@ def test_the_oldest_versions_work(built: dict[str, Sequence[str]], tmp_path: Pat
     environment.install(
         "--resolution", "lowest-direct", f"{built['wheel'][0]}[engine,study,notebook,connect,lakehouse]"
     )
-    environment.output("-I", "-c", IMPORT_EVERYTHING)  # by themselves, some import json
+    environment.output("-I", "-c", IMPORT_EVERYTHING)  # isolated, because some modules import json
     assert environment.output("-I", "-c", USE_LIBRARIES) == "Dr. Mill left.|She came.\nequal 1.0\n"
     assert [row["status"] for row in environment.score()] == ["ok"]
 
 
-def test_a_package_runs_on_machines_that_have_python_alone(built: dict[str, Sequence[str]], tmp_path: Path) -> None:
+def test_a_package_runs_on_machines_with_python_only(built: dict[str, Sequence[str]], tmp_path: Path) -> None:
     environment, node = Environment(tmp_path / "own"), Environment(tmp_path / "node")
     versions = (f"pyspark=={pyspark.__version__}", f"ray=={ray.__version__}")
     environment.install(f"{built['wheel'][0]}[engine,package]", *versions)
@@ -181,7 +181,7 @@ def test_a_package_runs_on_machines_that_have_python_alone(built: dict[str, Sequ
     assert "spark.archives" in told
     (wheel,) = (tmp_path / "package").glob("*.whl")
     assert names_in(wheel) == names_in(Path(built["wheel"][0]))
-    # An executor that does not see the folder of hidden is no matter here
+    # The worker without access to the folder is not used in this test
     (tmp_path / "hidden").mkdir()
     standalone = Standalone(tmp_path, tmp_path / "hidden", free_port())
     head = subprocess.Popen(
@@ -205,7 +205,7 @@ def test_a_package_runs_on_machines_that_have_python_alone(built: dict[str, Sequ
 
 
 def names_in(wheel: Path) -> set[str]:
-    """The modules and files of the package in a wheel."""
+    """Return the modules and files of the package in a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         return {name for name in archive.namelist() if name.startswith("untold/")}
 

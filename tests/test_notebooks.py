@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and `open_run` reads what they stand on."""
+"""Test that the notebooks run without errors, and test the functions of `open_run` that they use."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ METRICS = ("e2e", "qa", "nli", "icat", "importance", "longrecall")
 
 @pytest.fixture(scope="module")
 def six(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a job of all six metrics wrote."""
+    """Return the output of a job with all six metrics."""
     folder = tmp_path_factory.mktemp("six")
     (world,) = [world for world in importance_worlds(7) if world.kind == "rated"]
     path = write_samples(folder / "samples.jsonl", world.samples(2))
@@ -101,7 +101,7 @@ def six(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cells]:
-    """The cells of the notebooks over their own outputs, and of one over a run with few rows."""
+    """Return the cells of the notebooks with their own outputs, and of one notebook with a run of few rows."""
     given: dict[str, tuple[Path, Path | None]] = {name: (path_of(name), None) for name in NAMES}
     run = write_run(tmp_path_factory.mktemp("runs") / "run")
     return execute(given | {"results run": (path_of("results"), run)})
@@ -109,7 +109,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cells]:
 
 @pytest.fixture(scope="module")
 def shown_of_others(six: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cells]:
-    """The cells of notebooks over a run of six metrics, a run that failed and an empty one."""
+    """Return the cells of notebooks with three runs: all six metrics, a failed run and an empty run."""
     folder = tmp_path_factory.mktemp("runs")
     nothing: dict[str, list[tuple[Any, ...]]] = {"statements": [], "scores": ROWS["scores"][2:]}
     runs = {
@@ -124,7 +124,7 @@ def shown_of_others(six: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 def errors_of(shown: Mapping[str, Cells]) -> dict[str, str]:
     texts = {f"{name}: {cell}": text_of(cells[cell]) for name, cells in shown.items() for cell in cells}
-    # Which sample to read first cannot be said where nothing was scored
+    # If there are no scores, this cell cannot select a sample to read first
     texts = {place: text for place, text in texts.items() if not place.endswith(": one")}
     return {place: text for place, text in texts.items() if "ERROR" in text}
 
@@ -155,8 +155,8 @@ def source_lines(cell: Mapping[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_notebooks_are_kept_with_what_they_show(shown: dict[str, Cells], name: str) -> None:
-    """`python -m tests.notebooks` writes it."""
+def test_notebooks_contain_their_outputs(shown: dict[str, Cells], name: str) -> None:
+    """`python -m tests.notebooks` writes the outputs into the notebook."""
     kept = {cell["id"]: cell for cell in read(path_of(name)).cells if cell["cell_type"] == "code"}
     same = [cell for cell in kept if "machine" not in kept[cell]["metadata"].get("tags", ())]
     assert {cell: text_of(kept[cell]) for cell in same} == {cell: text_of(shown[name][cell]) for cell in same}

@@ -13,7 +13,7 @@ from tests.english.rules import findings
 
 HERE = Path(__file__).parent
 # Lower it with every file that leaves the list; it never rises
-MOST_OVER_BUDGET = 133
+MOST_OVER_BUDGET = 0
 
 
 def first(text: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Digraphs for tests: strategies, families, and what networkx says of them in the terms of the graph layer."""
+"""Digraphs for tests: strategies, families of graphs, and the expected results from networkx."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True)
 class _Condensed:
-    """Components of one graph: `component` of each node, the quotient, statements and covered ones by number."""
+    """The components of one graph: the component of each node, the quotient, and the kinds of the components."""
 
     component: Mapping[Name, int]
     quotient: Quotient
@@ -66,7 +66,7 @@ class _Condensed:
 
 
 def oracle(nodes: Sequence[Node], edges: Sequence[Edge]) -> Expected:
-    """Classes in node order and counts of one graph, by networkx (methods, section 5; bounds as in the contract)."""
+    """Return the classes in node order and the counts of a graph, by networkx (methods, section 5)."""
     lower = _condense(nodes, [edge for edge in edges if edge.judged])
     upper = _condense(nodes, edges)
     basis = _basis(lower)
@@ -102,7 +102,7 @@ def _condense(nodes: Sequence[Node], edges: Sequence[Edge]) -> _Condensed:
 
 
 def _basis(graph: _Condensed) -> set[int]:
-    """Uncovered statements that no other uncovered statement reaches, through whatever lies between."""
+    """Return the uncovered statements that cannot be reached from another uncovered statement."""
     uncovered = graph.statements - graph.covered
     missing: set[int] = set()
     for number in nx.topological_sort(graph.quotient):
@@ -134,7 +134,10 @@ def _bounds(nodes: Sequence[Node], lower: _Condensed, upper: _Condensed) -> tupl
 
 
 def chain_of_two_cycles(length: int, *, response: int | None = None) -> Digraph:
-    """2-cycles in a row, each reaching the next: the case that GraphFrames gets wrong when cut short."""
+    """Return a row of 2-cycles with an edge from each to the next.
+
+    GraphFrames returns wrong components if it stops early.
+    """
     nodes = tuple(Node(n, n != response, n == response) for n in range(2 * length))
     pairs = [pair for n in range(0, 2 * length, 2) for pair in ((n, n + 1), (n + 1, n), (n + 1, n + 2))]
     return Digraph(nodes, tuple(Edge(*pair) for pair in pairs[:-1]))
@@ -151,7 +154,7 @@ def cycle(length: int, *, response: int | None = None) -> Digraph:
 
 
 def chain_of_cycles(sizes: Sequence[int], *, response: int | None = None) -> Digraph:
-    """Cycles of these sizes in a row, each reaching the next by one edge."""
+    """Return a row of cycles with the given sizes. An edge leads from each cycle to the next."""
     total = sum(sizes)
     nodes = tuple(Node(n, n != response, n == response) for n in range(total))
     edges, start = [], 0
@@ -163,7 +166,7 @@ def chain_of_cycles(sizes: Sequence[int], *, response: int | None = None) -> Dig
 
 
 def nested_cycles(depth: int) -> Digraph:
-    """One component that opens only step by step: each 2-cycle, once contracted, makes the next one."""
+    """Return one component that contracts step by step: a contracted 2-cycle creates the next 2-cycle."""
     edges = [Edge(0, 1), Edge(1, 0)]
     for n in range(2, depth + 2):
         edges += [Edge(n - 1, n), Edge(n, 0)]
@@ -171,7 +174,7 @@ def nested_cycles(depth: int) -> Digraph:
 
 
 def petals(number: int, length: int) -> Digraph:
-    """Cycles that share node 0: one component, and no edge of it has a turned twin."""
+    """Return cycles that share node 0. They are one component, and no edge has a reversed twin."""
     size = 1 + number * (length - 1)
     edges: list[Edge] = []
     for start in range(1, size, length - 1):
@@ -181,7 +184,7 @@ def petals(number: int, length: int) -> Digraph:
 
 
 def random_digraph(seed: int, *, nodes: int, edges: int, unjudged: int = 0) -> Digraph:
-    """Seeded: origins of every kind, frequencies 1 to 3, edges with self-loops and repetitions."""
+    """Return a seeded graph with origins of all kinds, frequencies from 1 to 3, self-loops and repeated edges."""
     chance = random.Random(seed)
     members = tuple(Node(n, chance.random() < 0.7, chance.random() < 0.15, chance.randint(1, 3)) for n in range(nodes))
     pairs = [
@@ -233,7 +236,7 @@ FAMILIES: dict[str, Digraph] = {
 
 
 def as_strings(graph: Digraph) -> Digraph:
-    """The same graph with string names of the same order, outside ASCII too."""
+    """Return the same graph with string names in the same order. Some of the names are not ASCII."""
     names = {node.node: f"{chr(0xE9)}{int(node.node):06}" for node in graph.nodes}
     return Digraph(
         tuple(node._replace(node=names[node.node]) for node in graph.nodes),
@@ -246,7 +249,10 @@ def as_strings(graph: Digraph) -> Digraph:
 
 @st.composite
 def digraphs(draw: st.DrawFn, *, max_nodes: int = 8, unjudged: bool = True) -> Digraph:
-    """Digraphs of at least one node, any origins; edges with self-loops and repetitions, judged or not."""
+    """Draw a graph with at least one node and any origins.
+
+    Its edges include self-loops, repetitions and unjudged pairs.
+    """
     size = draw(st.integers(1, max_nodes))
     nodes = draw(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(1, 3)), min_size=size, max_size=size))
     member = st.integers(0, size - 1)
@@ -256,7 +262,7 @@ def digraphs(draw: st.DrawFn, *, max_nodes: int = 8, unjudged: bool = True) -> D
 
 
 def named_digraphs(*, max_graphs: int = 20, max_nodes: int = 8) -> st.SearchStrategy[dict[str, Digraph]]:
-    """Many graphs at once, by name: one Spark job or Arrow batch for all of them."""
+    """Draw many named graphs, so that one Spark job or Arrow batch tests them all."""
     graphs = st.lists(digraphs(max_nodes=max_nodes), min_size=1, max_size=max_graphs)
     return graphs.map(lambda found: {f"graph {number}": graph for number, graph in enumerate(found)})
 
@@ -265,17 +271,17 @@ def named_digraphs(*, max_graphs: int = 20, max_nodes: int = 8) -> st.SearchStra
 
 
 def node_rows(graphs: Mapping[str, Digraph]) -> list[tuple[Any, ...]]:
-    """Rows of `nodes`: graph, node, context, response, frequency."""
+    """Return the rows of `nodes`: graph, node, context, response, frequency."""
     return [(name, *node) for name, graph in graphs.items() for node in graph.nodes]
 
 
 def edge_rows(graphs: Mapping[str, Digraph]) -> list[tuple[Any, ...]]:
-    """Rows of `edges`: graph, source, target, judged."""
+    """Return the rows of `edges`: graph, source, target, judged."""
     return [(name, *edge) for name, graph in graphs.items() for edge in graph.edges]
 
 
 def expected_rows(graphs: Mapping[str, Digraph]) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """Sorted rows of classes (graph and `Membership`) and counts (graph and `Counts`), by the oracle."""
+    """Return the sorted rows of the classes and of the counts, as computed by the oracle."""
     found = {name: oracle(graph.nodes, graph.edges) for name, graph in graphs.items()}
     classes = [(name, *row) for name, expected in found.items() for row in expected.classes]
     return sorted(classes, key=lambda row: row[:2]), sorted(
@@ -284,7 +290,7 @@ def expected_rows(graphs: Mapping[str, Digraph]) -> tuple[list[tuple[Any, ...]],
 
 
 def to_batch(graphs: Mapping[str, Digraph], node_type: pa.DataType | None = None) -> pa.RecordBatch:
-    """The input of `condense_batches`: one row a graph, nodes sorted."""
+    """Return the input of `condense_batches`: one row per graph, with sorted nodes."""
     kind = node_type or pa.int64()
     member = pa.struct([("node", kind), ("context", pa.bool_()), ("response", pa.bool_()), ("frequency", pa.int64())])
     edge = pa.struct([("source", kind), ("target", kind), ("judged", pa.bool_())])
@@ -300,7 +306,7 @@ def to_batch(graphs: Mapping[str, Digraph], node_type: pa.DataType | None = None
 
 
 def from_batches(batches: Sequence[pa.RecordBatch]) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """Rows of classes and counts out of the output of `condense_batches`, sorted as `expected_rows`."""
+    """Return the rows of the classes and of the counts in batches, in the order of `expected_rows`."""
     classes, counts = [], []
     for batch in batches:
         for row in batch.to_pylist():

@@ -1,4 +1,4 @@
-"""A stand-in for the two algorithms of GraphFrames, which answers too finely on purpose, as the real one does."""
+"""A test double for the two algorithms of GraphFrames. Like the library, it can return components that are too fine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def has_graphframes(spark: SparkSession) -> bool:
 
 @dataclass
 class FineComponents:
-    """Weak components are exact. Of strong ones it finds at most `found` a call, and `shortest` bounds their size.
+    """Return exact weak components and at most `found` strong components in each call.
 
-    Values are no ids, so that nobody can rely on them. `asked` records the calls, `held` what was not yet released.
+    The size of the strong components is at most `shortest`. The component values are not node ids, so that no code can
+    rely on them. `asked` records the calls, and `held` contains the results that are not released yet.
     """
 
     found: int = 1
@@ -43,7 +44,7 @@ class FineComponents:
         self.held = 0
 
     def _cut(self, graph: nx.DiGraph, part: list[int]) -> list[list[int]]:
-        """A component whole where it is small, else one of its shortest cycles: never one class less."""
+        """Return a small component unchanged, and one of the shortest cycles of a large component."""
         return [part] if len(part) <= self.shortest else [_cycle_through(graph.subgraph(part), part[0])]
 
     def _answer(self, asked: str, vertices: DataFrame, parts: list[list[int]]) -> DataFrame:
@@ -56,7 +57,7 @@ class FineComponents:
 
 @dataclass
 class CoarseComponents(FineComponents):
-    """Takes everything that hangs together for strongly connected."""
+    """Return each weak component as a strong component."""
 
     def strong(self, vertices: DataFrame, edges: DataFrame) -> DataFrame:
         return self.weak(vertices, edges)
@@ -64,7 +65,7 @@ class CoarseComponents(FineComponents):
 
 @dataclass
 class StuckComponents(FineComponents):
-    """Never finds a strong component."""
+    """Return no strong components."""
 
     def strong(self, vertices: DataFrame, edges: DataFrame) -> DataFrame:
         return self._answer("strong", vertices, [[node] for node in _collect(vertices, edges)])
@@ -78,7 +79,7 @@ def _collect(vertices: DataFrame, edges: DataFrame) -> nx.DiGraph:
 
 
 def _cycle_through(graph: nx.DiGraph, start: int) -> list[int]:
-    """The nodes of a shortest cycle through a node."""
+    """Return the nodes of a shortest cycle through a node."""
     before: dict[int, int] = {}
     queue = deque([start])
     while queue:
@@ -92,4 +93,4 @@ def _cycle_through(graph: nx.DiGraph, start: int) -> list[int]:
             if following not in before:
                 before[following] = node
                 queue.append(following)
-    raise ValueError(f"{start} is on no cycle")
+    raise ValueError(f"the node {start} is not on a cycle")

@@ -142,16 +142,16 @@ def test_a_hundred_thousand_samples_fit_one_batch() -> None:
     assert pa.table(got).drop_columns("graph").equals(again)
 
 
-# The published example (methods, section 5). Its figure shows the edges only as a drawing; these are ours.
+# The published example (methods, section 5). The paper shows the edges in a figure only, so the list is our own.
 A0, C0, C1, C2, C3, C4, C5 = range(7)
 PUBLISHED = Digraph(
     (Node(A0, False, True), *(Node(number, True, False) for number in (C0, C1, C2, C3, C4, C5))),
     (
         Edge(C0, C2),  # "confirmed that it does not work" and "does not work" entail each other
         Edge(C2, C0),
-        Edge(C1, C3),  # "claimed that it would no longer be supported" and "would no longer be supported" as well
+        Edge(C1, C3),  # "claimed that it would no longer be supported" and "would no longer be supported" too
         Edge(C3, C1),
-        Edge(A0, C4),  # "works on" entails "is available for" and "runs on"
+        Edge(A0, C4),  # the atom "works on" entails both "is available for" and "runs on"
         Edge(A0, C5),
         Edge(C5, C4),
     ),
@@ -196,7 +196,7 @@ def test_a_bookkeeping_node_neither_states_nor_keeps_out_of_the_basis() -> None:
     assert [member["node"] for member in row["classes"] if member["in_basis"]] == [1]
 
 
-# Bounds: every completion of the unjudged pairs scores within them
+# Bounds: the score is within the bounds for all possible labels of the unjudged pairs
 
 
 def score_of(nodes: Sequence[Node], edges: Iterable[Edge]) -> float | None:
@@ -267,7 +267,7 @@ def test_a_graph_with_unjudged_pairs_changes_no_other() -> None:
     assert counts == sorted(row for _, found in alone.values() for row in found)
 
 
-# Canonical: no order of rows, no batch and no partition changes a byte
+# The result is canonical: it does not depend on the order of the rows, the batches or the partitions
 
 
 def serialised(batches: Sequence[pa.RecordBatch]) -> bytes:
@@ -297,7 +297,7 @@ def test_no_order_and_no_batch_size_changes_a_byte(
 
 
 def gather(nodes: DataFrame, edges: DataFrame) -> DataFrame:
-    """One row a graph: nodes sorted, edges as they come; null where there are none."""
+    """Return one row per graph with sorted nodes and unsorted edges. The edges are null if the graph has no edges."""
     members = nodes.groupBy("graph").agg(
         F.array_sort(F.collect_list(F.struct("node", "context", "response", "frequency"))).alias("nodes")
     )
@@ -329,7 +329,7 @@ def test_no_partitioning_of_spark_changes_a_byte(spark: SparkSession, node: str,
     assert serialised(table.to_batches()) == serialised(expected.to_batches())
 
 
-# What a batch may hold besides
+# Other columns and types in a batch
 
 
 def test_lists_may_be_null_or_empty() -> None:

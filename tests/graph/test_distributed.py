@@ -1,4 +1,4 @@
-"""The distributed condensation: what SciPy and networkx give, from components that answer too finely on purpose."""
+"""Compare the distributed condensation with SciPy and networkx. The components under test are too fine on purpose."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def condense(
     method: str = "graphframes",
     kind: str = "long",
 ) -> tuple[Rows, Rows]:
-    """Sorted rows of classes and counts, by the condenser."""
+    """Return the sorted rows of the classes and of the counts that the condenser computes."""
     given = Settings(graph=GraphSettings(method=method, max_edges_in_task=limit))  # type: ignore[arg-type]
     work = folder / f"work-{len(list(folder.iterdir()))}"
     nodes = spark.createDataFrame(node_rows(graphs), NODES.format(kind))
@@ -192,10 +192,10 @@ def test_deep_graphs_are_walked_task_by_task(spark: SparkSession, tmp_path: Path
 
 @pytest.fixture
 def real(spark: SparkSession, tmp_path: Path) -> GraphFramesComponents:
-    """The library itself, where the session's class path has its jar."""
+    """Return the components of the library if its jar is on the class path of the session."""
     if not has_graphframes(spark):
         named = os.environ.get("UNTOLD_GRAPHFRAMES_JAR")
-        pytest.skip(f"no GraphFrames on the class path (UNTOLD_GRAPHFRAMES_JAR is {named})")
+        pytest.skip(f"GraphFrames is not on the class path (UNTOLD_GRAPHFRAMES_JAR is {named})")
     return GraphFramesComponents(spark, Settings(), str(tmp_path / "checkpoints"))
 
 
@@ -209,7 +209,7 @@ def test_graphframes_equals_networkx(spark: SparkSession, tmp_path: Path, real: 
 
 @pytest.mark.graphframes
 def test_graphframes_components(spark: SparkSession, tmp_path: Path, real: GraphFramesComponents) -> None:
-    """Weak components are exact; strong ones are never too coarse, and find something wherever all is on cycles."""
+    """The weak components are exact. The strong components are never too coarse and never empty on a cyclic graph."""
     steps = Workspace(spark, str(tmp_path / "steps"))
     graph = chain_of_cycles([3, 4, 2])
     table = pa.table({"src": [edge.source for edge in graph.edges], "dst": [edge.target for edge in graph.edges]})
@@ -230,7 +230,7 @@ def test_graphframes_components(spark: SparkSession, tmp_path: Path, real: Graph
 @pytest.mark.slow
 @pytest.mark.graphframes
 def test_graphframes_frees_its_own_data_only(spark: SparkSession, tmp_path: Path, real: GraphFramesComponents) -> None:
-    """Twenty calls leave nothing in memory but the results that were kept in memory between call and release."""
+    """Twenty calls keep no data in memory, except for the results that the test keeps between call and release."""
     steps = Workspace(spark, str(tmp_path / "steps"), in_memory=True)
     graph = chain_of_cycles([3, 2])
     table = pa.table({"src": [edge.source for edge in graph.edges], "dst": [edge.target for edge in graph.edges]})
@@ -241,7 +241,7 @@ def test_graphframes_frees_its_own_data_only(spark: SparkSession, tmp_path: Path
     before, sizes, kept = _persisted(spark), [], []
     for call in range(20):
         found = (real.strong if call % 2 else real.weak)(vertices, edges)
-        # A first action on a frame of the user while the library's result is in memory
+        # The first action on a frame of the user runs while the result of the library is in memory
         assert cached.count() == 5
         kept.append(steps.keep(found.select("id", "component")))
         assert len(_persisted(spark)) > len(before) + len(kept) + 1
@@ -252,7 +252,7 @@ def test_graphframes_frees_its_own_data_only(spark: SparkSession, tmp_path: Path
     assert cached.is_cached
     cached.unpersist()
     assert spark.sparkContext.getLocalProperty("callSite.short") == site
-    # A kept result has five rows: less than 2 kB
+    # A kept result has five rows and needs less than 2 kB
     assert sum(_persisted(spark).values()) - sum(before.values()) < 20 * 2000
 
 

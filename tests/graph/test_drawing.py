@@ -48,7 +48,8 @@ def relation(premise: str, hypothesis: str, name: str) -> dict[str, Any]:
     return {"premise_id": premise, "hypothesis_id": hypothesis, "relation": name}
 
 
-# The published example (methods, section 5): the response says that Office "works on" the server. Its edges are ours.
+# The published example (methods, section 5). The response states that Office "works on" the server. The edges are our
+# own.
 ATOMS = [
     atom("a0", "response", text="works on"),
     atom("c0", "context", "s0", text="confirmed that it does not work"),
@@ -306,7 +307,7 @@ def test_long_texts_are_wrapped_and_cut() -> None:
 
 
 def random_graph(chance: random.Random, statements: int, words: int) -> Any:
-    """Statements with long texts, entailments and contradictions among them, and atoms of the response."""
+    """Return statements with long texts, atoms of the response, and both entailments and contradictions."""
     rows = [
         statement(f"s{n}", covered=n % 3 == 0, in_basis=n % 3 == 1, text=" ".join(chance.choices(WORDS, k=words)))
         for n in range(statements)
@@ -323,7 +324,7 @@ WORDS = ("reservoir", "WWWWWWWWWW", "illicit", "日本語のテキスト", "of",
 
 
 def is_within(inner: Any, outer: Any) -> bool:
-    slack = 0.5  # of a pixel
+    slack = 0.5  # half of a pixel
     return bool(
         outer.x0 - slack <= inner.x0
         and inner.x1 <= outer.x1 + slack
@@ -347,7 +348,7 @@ def test_every_text_node_and_edge_lies_within_the_figure(statements: int, words:
     texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
     assert sum(len(text.get_text()) for text in texts) > 10 * len(graph)
     assert all(is_within(text.get_window_extent(renderer), figure.bbox) for text in texts)
-    axes = figure.axes[0]  # cuts off what lies beyond it
+    axes = figure.axes[0]  # the axes clip all artists outside
     nodes = [node for group in axes.findobj(PathCollection) for node in node_boxes(group)]
     assert len(nodes) == min(len(graph), plotting.MAX_NODES)
     assert all(is_within(node, axes.bbox) for node in nodes)
@@ -358,7 +359,7 @@ def test_every_text_node_and_edge_lies_within_the_figure(statements: int, words:
 
 
 def node_boxes(group: Any) -> list[Bbox]:
-    """Where the markers of one kind of node are drawn, in pixels."""
+    """Return the boxes of the markers of one kind of node, in pixels."""
     scale = group.figure.dpi / 72
     (path,), (size,) = group.get_paths(), group.get_sizes()
     half = path.get_extents().max * size**0.5 * scale + group.get_linewidths()[0] * scale / 2

@@ -1,4 +1,4 @@
-"""Waves: what is implied is not asked, and nothing that is concluded from the answers changes."""
+"""Test the waves of pairs: no request is sent for an implied pair, and the results do not change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Pair = tuple[int, int]
 
 
 def pairs_of(contexts: int, responses: int) -> list[Pair]:
-    """Every ordered pair that has a context atom."""
+    """Return all ordered pairs with at least one context atom."""
     size = contexts + responses
     places = [(one, other) for one in range(size) for other in range(size) if one != other]
     return [(one, other) for one, other in places if min(one, other) < contexts]
@@ -35,7 +35,10 @@ def pairs_of(contexts: int, responses: int) -> list[Pair]:
 
 @st.composite
 def judges(draw: st.DrawFn) -> tuple[int, int, set[Pair]]:
-    """How many context and response atoms, and the pairs that a judge calls entailments: any, no closure promised."""
+    """Draw the number of context atoms, the number of response atoms and the set of entailed pairs.
+
+    The set is not always transitive.
+    """
     contexts, responses = draw(st.integers(1, 8)), draw(st.integers(0, 4))
     pairs = pairs_of(contexts, responses)
     dense = draw(st.sampled_from([0.1, 0.3, 0.6]))
@@ -45,7 +48,10 @@ def judges(draw: st.DrawFn) -> tuple[int, int, set[Pair]]:
 
 
 def ask_in_waves(contexts: int, responses: int, entailed: set[Pair]) -> tuple[list[Pair], list[Pair]]:
-    """(asked, implied), as the job finds them: three waves, each with the entailments of those before."""
+    """Return the sent pairs and the implied pairs.
+
+    The job runs three waves, and each wave uses all earlier entailments.
+    """
     between = [pair for pair in pairs_of(contexts, responses) if max(pair) < contexts]
     crossing = [pair for pair in pairs_of(contexts, responses) if max(pair) >= contexts]
     asked: list[Pair] = []
@@ -78,7 +84,7 @@ def as_edges(pairs: list[Pair]) -> list[dict[str, int]]:
 
 
 def condense(contexts: int, responses: int, edges: list[Pair], said: int) -> tuple[Nodes, Classes]:
-    """The classes; of the context atoms the first `said` occur in the response too."""
+    """Return the classes of the graph. The first `said` context atoms also occur in the response."""
     size = contexts + responses
     place = np.arange(size)
     response = (place >= contexts) | (place < said)

@@ -1,4 +1,4 @@
-"""What tests of several jobs share."""
+"""The shared fixtures of the tests of several jobs."""
 
 from __future__ import annotations
 

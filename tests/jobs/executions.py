@@ -1,4 +1,4 @@
-"""How many executions Spark began: what costs a start its seconds, whatever their size."""
+"""Count the executions that Spark starts. They determine the startup time of a small run."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pyspark.sql import SparkSession
 
 @contextmanager
 def counted_executions(spark: SparkSession) -> Iterator[list[int]]:
-    """A list that holds their number once the block has ended."""
+    """Yield a list that receives the number of executions at the end of the block."""
     found: list[int] = []
     before = _last_number(spark)
     yield found
-    # Less the one by which it looks
+    # The count of the numbers includes one execution of its own
     found.append(_last_number(spark) - before - 1)
 
 
 def _last_number(spark: SparkSession) -> int:
-    """The number of an execution that begins now. Spark keeps a thousand, so that counting those would end there."""
+    """Return the number of the next execution. Spark keeps only a thousand executions, so their count is not enough."""
     spark.range(1).collect()
-    # The status hears of it a little later
+    # The status store receives the event a little later
     spark._jsc.sc().listenerBus().waitUntilEmpty()
     known = spark._jsparkSession.sharedState().statusStore().executionsList()
     return max(known.apply(place).executionId() for place in range(max(0, known.size() - 5), known.size()))

@@ -1,4 +1,4 @@
-"""Labelled samples, scores of them, and the evaluation of these, as the tests of `untold meta-evaluate` need them."""
+"""Labelled samples, their scores and the evaluation of the scores for the tests of `untold meta-evaluate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs have found, counted by DuckDB: `untold.Run` answers in one line each."""
+"""Test the questions about runs that DuckDB answers. Each is one line with `untold.Run`."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_a_trend_is_of_the_dates_of_folders(tmp_path: Path) -> None:
 
 
 def test_joins_read_what_only_arrow_can_read(tmp_path: Path) -> None:
-    """DuckDB takes brackets for a pattern, so that Arrow reads this as it reads object stores."""
+    """DuckDB reads brackets as a pattern, so Arrow reads this folder in the same way as an object store."""
     ids = [{"sample_id": f"s{number}"} for number in range(5_000)]
     scores = [{**row, "score": number % 100 / 100} for number, row in enumerate(ids)]
     run = write_run(tmp_path / "[one]", {"samples": ids, "scores": scores})

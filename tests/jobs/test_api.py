@@ -1,4 +1,4 @@
-"""The Python API: what a notebook or a script calls, against a model server on this machine."""
+"""Test the Python API in notebooks and scripts with a model server on this machine."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_frame_gives_the_tables_that_a_file_gives(
     before = server.count()
     run = session.score(frames(spark)[kind], "e2e", progress=lambda _: None)
     assert tables_of(run) == tables_of(of_file)
-    # Calls without an output share a store: nothing is paid for again
+    # Calls without an output share a store, so no request is sent twice
     assert server.count() == before
     assert run.status == "finished"
 

@@ -1,4 +1,4 @@
-"""`untold batches`: what is at an endpoint, taken, cancelled or forgotten."""
+"""Test `untold batches`: the list of the batches at an endpoint, and how to fetch, cancel and forget them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from untold.udfs.llm.calls import Answer
 
 @pytest.fixture
 def job(server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BatchJob:
-    """One with three batches that the key of A_KEY has made."""
+    """Return a job with three batches that were created with the key in A_KEY."""
     monkeypatch.setenv("A_KEY", "sk-one")
     server.configure(batches={"delay": 60.0})
     job = left_job(tmp_path, base_url=server.base_url, api_key_env="A_KEY")
@@ -60,7 +60,7 @@ def test_what_is_cancelled_keeps_its_answers_and_the_rest_goes_on(job: BatchJob)
     assert (len(rows_of(job)), job.is_open) == (ROWS, False)
 
 
-def test_what_another_key_made_is_forgotten_only_by_its_id(job: BatchJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_of_another_key_is_forgotten_only_by_its_id(job: BatchJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANOTHER", "sk-another")
     assert {one.status for one in run(job, "list", key="ANOTHER")} == {"not visible"}
     with pytest.raises(
@@ -75,7 +75,7 @@ def test_what_another_key_made_is_forgotten_only_by_its_id(job: BatchJob, monkey
         ("batch_3", "not visible"),
         ("000004", "not submitted"),
     ]
-    # Nobody has it, so that the next start asks for it anew
+    # The batch is forgotten, so the next run creates it again
     run(job, "fetch")
     assert [batch.id for batch in job.ledger().batches] == ["batch_1", "batch_3"]
 
@@ -100,7 +100,7 @@ def test_a_batch_that_cannot_be_cancelled_keeps_no_other_from_it(
     with pytest.raises(NoBatchesError, match="batch_1 cannot be cancelled: HTTP 500; check the account"):
         run(job, "cancel")
     assert cancelled == ["batch_2", "batch_3"]
-    # One that is about to end is left alone
+    # A batch that is about to end is not cancelled
     monkeypatch.setattr(HostedBatches, "look", lambda _, batch: BatchStatus(batch, "finalizing"))
     assert {one.status for one in run(job, "cancel")} == {"finalizing"}
     assert len(cancelled) == 2

@@ -1,4 +1,4 @@
-"""What `untold calibrate` makes of two runs of statements and claims, held against figures computed here, no engine."""
+"""Compare the results of `untold calibrate` on two runs with figures that this test computes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from tests.runs.calibrated import assert_agreement
 from untold.jobs.calibrate import _agreement
 from untold.jobs.run_tables import open_run
 
-# Only whether a claim is supported is held against another form
+# Agreement only depends on the support of a claim
 VERDICTS = ("supported", "contradicted", "not_supported")
 
 
 def write_form(folder: Path, seed: int | None) -> Path:
-    """Six queries, three systems, ten facts and three claims each; a form turns some verdicts over, by its own seed."""
+    """Write a run with six queries, three systems, ten facts and three claims.
+
+    Each seed changes some of the verdicts.
+    """
     random, errs = np.random.default_rng(0), np.random.default_rng(seed)
     tables: dict[str, list[dict[str, object]]] = {name: [] for name in ("samples", "scores", "statements", "claims")}
     for query in range(6):
@@ -28,7 +31,7 @@ def write_form(folder: Path, seed: int | None) -> Path:
             tables["samples"].append(sample(name, f"Query {query}?", system=system))
             tables["scores"].append(score(name, system=system, value=float(found.mean())))
             for number, covered in enumerate(found.tolist()):
-                # References go by their ids, and facts of a text by it, however it is written
+                # References are matched by id. Facts are matched by text, without regard to case and spaces
                 named = {"reference_id": f"r{number}"} if number % 2 else {}
                 text = f"Fact {number}." if seed is None else f" FACT {number}. "
                 tables["statements"].append(statement(name, number, text, covered, **named))
@@ -38,7 +41,7 @@ def write_form(folder: Path, seed: int | None) -> Path:
                 claim = {"sample_id": name, "metric": "e2e", "claim_id": f"{name}:e2e:{number}", "position": number}
                 tables["claims"].append({**claim, "text": f"Fact {number}.", "verdict": VERDICTS[verdict]})
             if seed == 2:
-                # A form that lacks a statement agrees with nothing there
+                # If a variant does not have a statement, it does not agree on it
                 tables["statements"].pop()
     return write_output(folder, tables)
 

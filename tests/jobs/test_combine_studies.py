@@ -1,4 +1,4 @@
-"""`untold combine-studies`: averages over data sets, their joint intervals and their spread over models."""
+"""Test `untold combine-studies`: the averages of several data sets, the joint intervals and the spread over models."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from untold.jobs.tables import MATCH_COUNTS, META_EVALUATION
 from untold.udfs.statistics.intervals import joint_bca_interval
 
 MODELS = ("org/gpt-oss-20b", "other")
-Counts = dict[tuple[str, str], tuple[int, int]]  # by metric and model: how many match, of how many
+Counts = dict[tuple[str, str], tuple[int, int]]  # by metric and model: the number of matches and the total number
 WIKI: Counts = {("qa", MODELS[0]): (60, 100), ("qa", MODELS[1]): (50, 100), ("e2e", MODELS[0]): (90, 100)}
 BANK: Counts = {("qa", MODELS[0]): (24, 30), ("qa", MODELS[1]): (18, 30)}
 
 
 def write_study(folder: Path, dataset: str, counts: Counts, **manifest: Any) -> str:
-    """An output of meta-evaluate with these matches under each convention."""
+    """Write an output of meta-evaluate with these matches for each convention."""
     tables: dict[str, list[dict[str, Any]]] = {"meta_evaluation": [], "match_counts": []}
     for (metric, model), (held, of) in counts.items():
         for convention in ("mismatch", "zero", "published"):

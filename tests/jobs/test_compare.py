@@ -41,7 +41,10 @@ def compare(outputs: list[str], **how: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 def write_output(folder: Path, scores: Scores, metric: str = "qa", **identity: Any) -> str:
-    """An output of `untold score` by (system, kind of sample, question): a score, None where nothing was stated."""
+    """Write an output of `untold score` with a score by system, kind of sample and question.
+
+    None means no statements.
+    """
     samples, rows = [], []
     for (system, kind, question), score in scores.items():
         name = f"{question}:{system}:{kind}"
@@ -59,7 +62,7 @@ def write_output(folder: Path, scores: Scores, metric: str = "qa", **identity: A
 
 
 def write_queries(folder: Path, questions: int) -> None:
-    """Give so many neighbouring questions one query."""
+    """Assign the same query to groups of this number of consecutive questions."""
     samples = pq.read_table(folder / "samples").to_pylist()
     queries = {row["sample_id"]: f"q{int(row['sample_id'].split(':')[0]) // questions}" for row in samples}
     table = pa.Table.from_pylist([row | {"query": queries[row["sample_id"]]} for row in samples], SAMPLES)
@@ -77,7 +80,7 @@ def draw(systems: str, questions: int, seed: int = 0) -> Scores:
 
 def test_systems_are_ranked_and_compared_as_by_scipy(tmp_path: Path) -> None:
     scores = draw("abc", 60)
-    # As `a` has them, but for one question: what they differ in is exact
+    # The scores equal those of `a` except for one question, so the difference is exact
     scores |= {("d", "a", question): scores["a", "a", question] for question in range(59)}
 
     found = compare([write_output(tmp_path / "out", scores)], seed=3)
@@ -104,7 +107,7 @@ def check_interval(row: dict[str, Any], first: list[Any], second: list[Any]) -> 
         assert (row["ci_low"], row["ci_high"]) == (None, None)
         return
     interval = bca_interval(differences, [1] * len(differences), seed=0)
-    # Two estimates of the same limits
+    # These are two estimates of the same limits
     assert [row["ci_low"], row["ci_high"]] == pytest.approx([interval.low, interval.high], abs=0.02)
 
 
@@ -121,7 +124,7 @@ def check_pair(row: dict[str, Any], values: list[Any]) -> None:
         n_resamples=9999,
         rng=np.random.default_rng(0),
     )
-    # Two estimates of one share, 10,000 resamples each
+    # These are two estimates of the same share from 10,000 resamples each
     assert row["p_value"] == pytest.approx(test.pvalue, abs=5 * 0.01)
 
 
@@ -148,7 +151,7 @@ def test_samples_of_one_question_count_as_their_mean_and_undefined_ones_not_at_a
 
 
 def abstaining() -> Scores:
-    """Three systems of twenty questions: one states something on the three easy ones alone, one on all but two."""
+    """Return scores of three systems for twenty questions. One has scores for the three easy questions only."""
     scores: Scores = {("shy", "x", question): 1.0 if question < 3 else None for question in range(20)}
     scores |= {("able", "x", question): 0.75 for question in range(20)}
     return scores | {("poor", "x", question): 0.5 if question < 18 else None for question in range(20)}
@@ -169,7 +172,7 @@ def test_who_states_nothing_leads_by_the_mean_and_not_with_zeros(tmp_path: Path)
     shy = zero["systems"][-1]
     limits = bca_interval([0.0, 1.0], [17, 3], seed=0)
     assert (shy["ci_low"], shy["ci_high"]) == (limits.low, limits.high)
-    # Over all twenty questions, where the three with a score alone would say that it is better
+    # With only the three scores, the comparison over all twenty questions would have the opposite result
     (pair,) = [row for row in zero["comparisons"] if row["first"] == "able" and row["second"] == "shy"]
     assert (pair["n"], pair["difference"]) == (20, pytest.approx(0.75 - 3 / 20))
     assert notes[0] == (
@@ -258,7 +261,7 @@ def test_runs_have_the_same_numbers_as_tables(tmp_path: Path, how: dict[str, Any
 @pytest.mark.gate
 @pytest.mark.parametrize("how", [{}, {"cluster": True}], ids=str)
 def test_measures_are_compared_as_scores_of_the_same_values(tmp_path: Path, how: dict[str, Any]) -> None:
-    """Of other scores, a third of which failed; a measure with bounds and no value is failed, whatever its score is."""
+    """The scores in the run differ from the measure. A measure with bounds but no value counts as failed."""
     scores = {**abstaining(), **draw("bc", 20)}
     expected = compare([write_output(tmp_path / "expected", scores)], seed=3, **how)
     run = write_output(tmp_path / "run", dict.fromkeys(scores, 0.5))
@@ -393,7 +396,7 @@ def test_what_is_no_output_of_score_is_refused(tmp_path: Path) -> None:
 
 
 def ranking(*p_values: float | None) -> dict[str, list[dict[str, Any]]]:
-    """Systems, and pairs with these adjusted p-values."""
+    """Return the systems and the pairs with these adjusted p-values."""
     system = {"metric": "qa", "n": 20, "scored": 20, "mean": 0.5, "ci_low": 0.25, "ci_high": 0.75}
     system |= {"answer_rate": 1.0, "undefined": 0}
     pair = {"metric": "qa", "n": 20, "difference": 0.125, "ci_low": 0.0625, "ci_high": 0.25, "p_value": 0.01}

@@ -1,4 +1,4 @@
-"""`untold condense`: relations from any source to statements, and what it refuses."""
+"""Test `untold condense`: relations from any source to statements, and the errors for invalid input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from untold.jobs.settings.model import GraphSettings, Settings
 
 Rows = list[dict[str, Any]]
 
-# The response says that it works; one context confirms it twice, another denies it twice
+# The response states that it works. One context confirms it twice, and another context denies it twice
 NODES: Rows = [
     {"id": "a0", "text": "It works on it.", "origin": "response"},
     {"id": "c0", "text": "It does not work.", "origin": "context", "frequency": 1},

@@ -1,4 +1,4 @@
-"""The demo on the shipped samples, by the judge and by the embedded model."""
+"""Test the demo on the shipped samples, once with a judge and once with the embedded model."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def test_the_judge_scores_the_shipped_samples(tmp_path: Path) -> None:
     assert {row["model"] for row in run.table("usage").to_pylist()} == {"judge"}
     by_system = {row["system"]: row["mean"] for row in run.summary().to_pylist() if row["level"] == "system"}
     assert by_system["answer-a"] > by_system["answer-b"]
-    # Each statement of a person has both judgements
+    # Each statement with a human label has both judgements
     said = [line.split()[1:3] for line in ended.stdout.partition("human expectation")[2].splitlines()[10:]]
     assert len(said) == 14
     assert {word for both in said for word in both} == {"covered", "missing"}
-    # A newcomer's first table is right
+    # The first table of a new user is right
     assert all(judged == expected for judged, expected in said)
     assert "conflicts" not in ended.stdout.partition("cost:")[0]
 
@@ -75,7 +75,7 @@ def test_the_demo_of_claims_holds_the_shipped_samples_against_the_shipped_docume
     scores = run.table("scores").to_pylist()
     assert {row["status"] for row in scores} == {"ok"}
     verdicts = {row["text"]: row["verdict"] for row in run.table("claims").to_pylist()}
-    # What a document says word for word is supported, and of the survey of 1955 none speaks
+    # A claim that is in a document is supported, and no document mentions the survey of 1955
     assert verdicts["Most reference works call the Nile the longest river in the world."] == "supported"
     assert all(verdict != "supported" for text, verdict in verdicts.items() if "1955" in text)
     assert "result and human expectation" in ended.stdout

@@ -83,7 +83,7 @@ def test_each_sample_stands_beside_what_a_person_expects(tmp_path: Path, capsys:
     show_expected(str(tmp_path), DEMO, "icat")
     lines = capsys.readouterr().out.splitlines()
     assert lines[5].split() == ["longest-river-a", "0.25", "0.25", "0.50", "1", "/", "1", "1", "/", "1", "1", "/", "2"]
-    # A sample that the run left nothing of
+    # A sample without any results of the run
     assert lines[3].split() == ["everest-height-a", "-", "-", "0.33", "0", "/", "0", "1", "/", "2", "-"]
     assert [line.split()[1:] for line in lines[-2:]] == [["supported", "A."], ["not", "judged", "B."]]
 

@@ -1,4 +1,4 @@
-"""`untold doctor`: each check against what it is there to find."""
+"""Test `untold doctor`: each check finds the problem that it is made for."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def calm(server: ModelServer) -> ModelServer:
 
 @pytest.fixture
 def without_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark and Ray have tests of their own; they take seconds each."""
+    """Skip the checks of Spark and Ray. They have their own tests, and each of them takes seconds."""
     for name in ("check_spark", "check_ray"):
         monkeypatch.setattr(doctor, name, lambda settings: CheckResult("ok", "engine", "not started"))
 
 
 def this_address() -> str:
-    """An address of this machine that is no loopback, or one that nobody has."""
+    """Return an address of this machine outside the loopback network, or an unused address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # a datagram socket sends nothing by this
+            probe.connect(("192.0.2.1", 9))  # a datagram socket does not send data here
         except OSError:
             return "192.0.2.1"
         return str(probe.getsockname()[0])
@@ -268,7 +268,7 @@ def test_packages_are_listed_with_the_commands_that_need_them(
         ("warn", "packages", "missing openpyxl: pip install 'untold[study]', for meta-evaluate"),
         ("warn", "packages", "missing ray: pip install 'untold[platform]', for score, meta-evaluate"),
     ]
-    # Without the engine, nothing else is checked
+    # If the engine is missing, no other checks run
     assert examine(refuse(SettingsError("not read")), needs) == 0
     abouts = [line[6:].split()[0] for line in capsys.readouterr().out.splitlines()]
     assert list(dict.fromkeys(abouts)) == ["Python", "packages", "PySpark", "disk"]
@@ -284,7 +284,7 @@ def test_a_job_server_is_asked_for_its_version_and_not_joined() -> None:
 
 
 def say_version(server: socket.socket) -> None:
-    """Answers requests as a job server does that is asked for its version."""
+    """Respond to requests for the version in the same way as a job server."""
     body = json.dumps({"version": "4", "ray_version": "2.60.0"}).encode()
     head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     while True:

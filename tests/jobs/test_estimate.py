@@ -1,4 +1,4 @@
-"""`untold estimate`: means of everything from judgements of a part, held against ppi-python and simulated worlds."""
+"""Compare `untold estimate` with ppi-python and simulated worlds. It estimates the mean of all samples from a part."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from untold.jobs.summary.estimating import EstimateError, EstimateRequest, open_
 from untold.udfs.errors import UserError
 
 Floats = NDArray[np.float64]
-# A 95 % interval of 2,000 worlds covers between these shares but once in a thousand
+# The coverage of a 95 % interval in 2,000 worlds is between these shares, except once in a thousand cases
 LEAST, MOST = 0.935, 0.965
 WORLDS = 2_000
 
@@ -40,7 +40,7 @@ def write_run(
     topic: Sequence[int] | None = None,
     **manifest: Any,
 ) -> RunTables:
-    """An output with these scores by metric, one a sample, of the samples that are kept; null ones have the status."""
+    """Write an output with one score per sample and metric. A sample with a null score has the given status."""
     places = [place for place in range(len(queries)) if kept is None or kept[place]]
     ids = [f"s{place:07}" for place in places]
     shared = {"sample_id": ids, "system": [systems[place] for place in places]}
@@ -63,7 +63,10 @@ def write_run(
 
 
 def draw_world(seed: int, samples: int, systems: int = 1) -> tuple[Floats, Floats, list[int], list[str | None]]:
-    """Scores and proxies of samples, their queries (one a sample of each system) and systems."""
+    """Return the scores and proxies of the samples, their queries and their systems.
+
+    Each system has one sample per query.
+    """
     random = np.random.default_rng(seed)
     queries = np.repeat(np.arange(samples // systems), systems)
     names = [f"system {number % systems}" for number in range(samples)]
@@ -95,9 +98,10 @@ def test_without_strata_and_shared_queries_it_is_ppi(tmp_path: Path) -> None:
 
 
 def coverage(folder: Path, *, systems: int, topics: bool) -> dict[str, float]:
-    """The share of worlds whose interval holds the true mean, by level; each world is a metric of one pair of runs.
+    """Return the share of worlds with an interval that contains the true mean, by level.
 
-    With topics, the judged samples are drawn by strata, of which half are so small that one sample of each is drawn.
+    Each world is a metric of one pair of runs. With topics, the judged samples are drawn by strata. Half of the strata
+    are so small that only one sample is drawn from each.
     """
     random = np.random.default_rng(5)
     size, judged, queries = 450, 150, 450 // systems
@@ -108,7 +112,7 @@ def coverage(folder: Path, *, systems: int, topics: bool) -> dict[str, float]:
     values, counts = np.unique(topic, return_counts=True)
     for value, share in zip(values, allocate(counts.tolist(), judged), strict=True):
         kept[random.permutation(np.flatnonzero(topic == value))[:share]] = True
-    # What a query shares, and what a system adds to it
+    # The first term is shared by the samples of a query, and the second term is the effect of a system
     ease = random.normal(0, 0.1 if systems > 1 else 0, (WORLDS, queries))[:, of_query]
     truth = 0.4 + 0.05 * (np.arange(size) % systems) + 0.02 * (topic % 7)
     score = truth + ease + random.normal(0, 0.1, (WORLDS, size))
@@ -137,7 +141,7 @@ def test_intervals_hold_the_mean_as_often_as_they_say(tmp_path: Path, systems: i
 
 
 def small_runs(folder: Path) -> tuple[RunTables, RunTables]:
-    """Forty judged samples of a thousand of two systems, and a proxy of all."""
+    """Return a run with forty judged samples out of a thousand samples of two systems, and a proxy for all samples."""
     score, proxy, queries, systems = draw_world(3, 1_000, systems=2)
     shared: dict[str, Any] = {"queries": queries, "systems": systems}
     kept = [query < 60 for query in queries]
@@ -185,7 +189,7 @@ def test_people_are_the_judges_of_a_part(tmp_path: Path, capsys: pytest.CaptureF
     score, proxy, queries, systems = draw_world(6, 500)
     shared: dict[str, Any] = {"queries": queries, "systems": systems}
     run = write_run(tmp_path / "dear", {"e2e": proxy.tolist()}, **shared)
-    # Two people of each sample, one that the run does not have, one without a label
+    # Two people label each sample. One of the samples is not in the run, and one of the samples has no label
     lines = [f"s{place:07},{score[place] + shift}" for place in range(100) for shift in (-0.1, 0.1)]
     labels = tmp_path / "people.csv"
     labels.write_text("\n".join(["sample_id,label", *lines, "x,1", "s0000100,"]))
@@ -262,7 +266,7 @@ def test_as_many_judged_samples_as_needed_give_the_width(tmp_path: Path, half_wi
         (found, *_) = estimate(EstimateRequest(judge(row["needed"]), cheap)).means
         low, high = ("plain_low", "plain_high") if plain else ("ci_low", "ci_high")
         assert (found[high] - found[low]) / 2 == pytest.approx(half_width, rel=0.08)
-    # Not even the proxy of all samples knows so much
+    # The width is too small, even with the proxy of all samples
     assert needed(EstimateRequest(pilot, cheap), 0.0001)[0]["needed"] is None
 
 
@@ -281,7 +285,10 @@ def test_the_command_says_how_many_are_needed(tmp_path: Path, capsys: pytest.Cap
 
 
 def write_texts(folder: Path, judged: int) -> tuple[Path, RunTables, Floats]:
-    """All samples as Parquet, a run of the first ones, and what a person would say of each: the share of words told."""
+    """Write all samples as Parquet and a run of the first samples. Also return the true scores.
+
+    A true score is the share of the words of the contexts in the response.
+    """
     random = np.random.default_rng(7)
     words = [f"word{number}" for number in range(10)]
     told = [[words[place] for place in np.flatnonzero(random.random(10) < 0.5)] for _ in range(200)]
@@ -314,7 +321,7 @@ def test_words_that_responses_share_with_contexts_are_a_proxy_without_a_model(tm
     assert [(row["metric"], row["proxy"], row["system"], row["n"]) for row in rows] == [
         ("nli", "words", name, size) for name, size in ((None, 200), ("system 0", 100), ("system 1", 100))
     ]
-    # The proxy knows the score but for a factor: all samples are as good as judged
+    # The proxy is the score times a constant factor, so all samples are as good as judged samples
     assert rows[0]["mean"] == pytest.approx(truth.mean() / 2, abs=0.01)
     assert rows[0]["effective_sample_size"] > 100
     for named in (path, path.parent):
@@ -336,7 +343,7 @@ def test_a_proxy_of_a_file_is_worth_what_the_same_run_is(tmp_path: Path) -> None
     wanted = estimate(EstimateRequest(run, cheap))
     for kind in ("parquet", "jsonl", "csv"):
         assert estimate(EstimateRequest(run, open_proxy(str(tmp_path / f"proxy.{kind}"), run, str(path)))) == wanted
-    # Without the samples it knows of no systems
+    # A proxy without the samples does not have systems
     (row,) = estimate(EstimateRequest(run, open_proxy(str(tmp_path / "proxy.csv"), run))).means
     assert (row["level"], row["n"], row["mean"]) == ("overall", 200, pytest.approx(wanted.means[0]["mean"], abs=0.01))
 

@@ -1,4 +1,4 @@
-"""A run's scores for other tools: the same rows in every form, read back as those tools read them."""
+"""Test the export of the scores of a run. All formats have the same rows, read back with the other tools."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 def write_table(folder: Path, name: str, rows: list[Row], files: int = 1, **more: pa.DataType) -> None:
-    """A table as a run leaves it, in several files that follow each other."""
+    """Write a table in several files that follow each other, like a run."""
     schema = pa.schema([*RESULT_TABLES[name], *more.items()])
     (folder / name).mkdir(parents=True)
     size = max(1, -(-len(rows) // files))
@@ -45,7 +45,7 @@ def write_table(folder: Path, name: str, rows: list[Row], files: int = 1, **more
 
 
 def write_run(folder: Path, count: int = 3, response: str = "r") -> Path:
-    """A run of two metrics: every third sample failed under `qa`, and leaves out two statements under `e2e`."""
+    """Write a run with two metrics. For every third sample, `qa` failed and two statements are uncovered with `e2e`."""
     ids = sorted(f"s{number:05}" for number in range(count))
     samples = [
         {
@@ -138,7 +138,7 @@ def test_rows_of_all_tables_meet_over_files_and_batches(tmp_path: Path) -> None:
 
 
 def test_few_rows_are_held_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever takes the first rows has read the beginnings of the tables alone."""
+    """If a caller reads only the first rows, the export has read only the first rows of the tables."""
     read: list[int] = []
     rows_of = exports._rows
 
@@ -333,7 +333,7 @@ def test_nuggets_are_lines_as_nuggetizer_writes_them(tmp_path: Path, capsysbinar
     nuggets = [("b", "okay", "not_support", 2), ("a", "vital", "support", 1), ("cut", "okay", None, 3)]
     names = ("text", "importance", "support", "rank")
     rows = [{**own, **dict(zip(names, row, strict=True)), "kept": row[0] != "cut"} for row in nuggets]
-    # Without the assignment that was lost, the list would be a shorter whole
+    # Without the lost assignment, the list would look complete with one nugget less
     lost = [{**row, "sample_id": "s00001", "support": row["support"] if row["rank"] == 1 else None} for row in rows]
     write_table(run, "statements", [*rows, *lost])
     assert main(["export", str(run), "--to", "trec_rag_nuggets"]) == 0
@@ -446,7 +446,7 @@ def test_files_and_runs_of_an_object_store_are_inspected_and_exported(
     assert object_store.objects["out.csv"] == (tmp_path / "out.csv").read_bytes()
 
 
-def test_what_mlflow_is_told(tmp_path: Path) -> None:
+def test_the_parameters_and_metrics_of_mlflow(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path))
     assert parameters(run) == {
         "metrics": "e2e,qa",
@@ -460,13 +460,13 @@ def test_what_mlflow_is_told(tmp_path: Path) -> None:
     told = figures(run)
     assert (told["e2e.mean"], told["qa.ci_low"], told["e2e.mean.a b"], told["calls"]) == (0.5, 0.25, 0.5, 12.0)
     assert "cost" not in told
-    # Names that MLflow would refuse, and that then are alike
+    # MLflow would not accept the original names, and the new names would be equal
     assert {"e2e.mean.a_b", "e2e.mean.a/b_", "e2e.mean.a/b__2"} <= set(told)
 
 
 @pytest.mark.slow
 def test_a_run_is_one_of_mlflow(tmp_path: Path) -> None:
-    """By MLflow itself, in a folder of its own and a database beside it."""
+    """Test with MLflow itself in its own folder, with a database next to the folder."""
     library, folder = tmp_path / "library", write_run(tmp_path / "run")
     (folder / "report.html").write_text("<p>report</p>")
     line = [sys.executable, "-m", "uv", "--quiet", "pip", "install", "--target", str(library), "mlflow"]

@@ -1,4 +1,4 @@
-"""`untold generate` without a model: questions as files have them, systems and their settings, rows of the tables."""
+"""Test `untold generate` without a model: the questions in files, the systems, their settings, and the table rows."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_topics_of_the_web_track_are_questions_with_aspects_and_without_contexts
     assert (rows["1"]["query_id"], rows["1"]["topic"]) == ("1", "obama family tree")
 
 
-def test_who_has_no_contexts_answers_from_what_it_knows() -> None:
+def test_a_system_without_contexts_has_no_context_in_its_prompt() -> None:
     stage = bind_stage("generate_answer", Settings())
     prompt = compile_prompt(stage.template, api="chat", name=stage.name)
     known, nothing, given = (
@@ -177,7 +177,7 @@ def test_who_has_no_contexts_answers_from_what_it_knows() -> None:
 
     assert "from what you know" in known[0]
     assert not any("context" in turn for turn in known)
-    # Contexts that say nothing are no leave to say what is in none of them
+    # An empty list of contexts does not permit the model to add facts that are not in a context
     assert nothing[:-1] == given[:-1] != known[:-1]
 
 

@@ -1,4 +1,4 @@
-"""`untold meta-evaluate`: what is counted, and what is written."""
+"""Test `untold meta-evaluate`: the counts and the tables of the output."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ GIVEN = {"org/large": make_scores(seed=1), "small|é\nx": make_scores(seed=2)}
 
 @pytest.fixture(scope="module")
 def evaluated(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> MetaEvaluationRequest:
-    """Two models under two metrics, evaluated."""
+    """Return an evaluation of two models with two metrics."""
     folder = tmp_path_factory.mktemp("evaluated")
     write_wiki(folder / "wiki.jsonl")
     places = {model: write_scores(folder / str(seed), rows) for seed, (model, rows) in enumerate(GIVEN.items())}
@@ -70,7 +70,10 @@ def test_agreement_of_two_models_and_metrics(evaluated: MetaEvaluationRequest) -
 
 @pytest.mark.gate
 def test_what_is_given_of_conflicts_is_held_against_labels_beside_the_score(spark: SparkSession, wiki: Path) -> None:
-    """Correct gives both sides of every conflict, Incorrect none; the view of these measures is always right."""
+    """A correct response covers both sides of all conflicts, and an incorrect one covers no side.
+
+    The view is always right.
+    """
     scores = make_scores()
     shares = {"Correct": (1.0, 0.0), "Partially correct": (0.25, 0.5), "Incorrect": (0.0, 0.0)}
     measures = [
@@ -101,7 +104,7 @@ def test_what_is_given_of_conflicts_is_held_against_labels_beside_the_score(spar
 def test_a_view_whose_conflicts_were_lost_is_failed_and_one_without_conflicts_undefined(
     spark: SparkSession, wiki: Path
 ) -> None:
-    """The scores of all samples are ok: conflicts are asked for beside them."""
+    """All samples have a score, because the requests for conflicts are separate."""
     scores = [{**row, "score": 1.0} for row in make_scores(("e2e",))]
     ends = {scores[0]["sample_id"]: (None, 0.0, 1.0), scores[1]["sample_id"]: (None, None, None)}
     measures = [
@@ -116,7 +119,7 @@ def test_a_view_whose_conflicts_were_lost_is_failed_and_one_without_conflicts_un
     request = ask(wiki, {"m": str(wiki / "m")})
     run(spark, request)
     table = rows_of(request, "meta_evaluation")
-    # Of all conventions `zero` alone leaves failed ones out, and takes undefined ones for 0
+    # Only the convention `zero` ignores the failed samples and replaces an undefined value with 0
     found = {(row["metric"], row["n"]) for row in table if row["convention"] == "zero" and row["measure"] == "lmr"}
     assert found == {("e2e", 20), ("e2e_view", 19)}
 
@@ -222,7 +225,7 @@ def test_failed_scores_are_left_out_under_zero_counted_and_wrong_as_published(sp
         assert (found[convention, "kappa"]["n"], found[convention, "kappa"]["excluded"]) == (len(earned), excluded)
 
 
-def test_the_report_says_what_the_tables_say(evaluated: MetaEvaluationRequest) -> None:
+def test_the_report_has_the_values_of_the_tables(evaluated: MetaEvaluationRequest) -> None:
     report = (Path(evaluated.output) / "meta_evaluation.md").read_text(encoding="utf-8")
     rows = {
         (row["metric"], row["model"], row["convention"]): row
@@ -233,7 +236,7 @@ def test_the_report_says_what_the_tables_say(evaluated: MetaEvaluationRequest) -
     lmr, shown = rows["e2e", "small|é\nx", "zero"], line.split(" | ")
     assert shown[1:5] == ["small\\|é x", "zero", "20", "0"]
     assert shown[5] == f"{lmr['value']:.3f} [{lmr['ci_low']:.3f}, {lmr['ci_high']:.3f}]"
-    assert shown[-4:-1] == ["-", "-", "-"]  # what the scores cost is not known
+    assert shown[-4:-1] == ["-", "-", "-"]  # the cost of the scores is not known
     assert "| wikicontradict | e2e | gpt-oss-120b | lmr | - | 0.7558 [0.731, 0.779] |" in report
     cells = open_run(evaluated.output).manifest["confusion"]
     assert sum(cell["count"] for cell in cells) == 2 * 2 * 20
@@ -247,7 +250,7 @@ JUDGES = {
 
 
 def recorded_scores(path: Path) -> Rows:
-    """A judge's recorded rows as scores, null where it stated nothing."""
+    """Return the recorded rows of a judge as scores. The score is null if there are no statements."""
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)

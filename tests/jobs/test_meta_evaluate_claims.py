@@ -1,4 +1,4 @@
-"""`untold meta-evaluate --dataset claims`: verdicts on labelled claims, from files to tables."""
+"""Test `untold meta-evaluate --dataset claims`: from files of labelled claims and verdicts to tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from untold.udfs.samples.file_records import Unit
 
 
 def write_claims(folder: Path) -> Rows:
-    """Forty claims of ten answers by two systems, with labels as people write them."""
+    """Write forty claims from ten responses of two systems, with human labels in several spellings."""
     draw = random.Random(3)
     names = {"supported": "Supported", "not_supported": "not supported", "contradicted": "CONTRADICTED"}
     rows = [

@@ -32,7 +32,7 @@ from untold.jobs.tables import ATOMS, STATEMENTS
 
 
 def check_bank(request: MetaEvaluationRequest, groups: list[tuple[float, float]]) -> None:
-    """The means of the strict and the lax parts of groups."""
+    """Check the means of the strict and the lax parts of groups."""
     found = {row["measure"]: row for row in rows_of(request, "meta_evaluation") if row["convention"] == "mismatch"}
     assert found.keys() == {"lmr", "lmr_strict", "lmr_lax"}
     strict, lax = (sum(part) / len(groups) for part in zip(*groups, strict=True))
@@ -64,11 +64,11 @@ def test_conflictbank_alone_has_strict_and_lax_parts_no_tables_and_nothing_publi
     )
 
 
-Covered = dict[str, tuple[int, int]]  # by source how many statements are covered, of how many
+Covered = dict[str, tuple[int, int]]  # the number of covered statements and of all statements by source
 
 
 def write_run(folder: Path, metric: str, counts: Mapping[str, Covered], *, atoms: bool) -> str:
-    """An output of score whose samples cover that many statements, or atoms, of each source."""
+    """Write an output of score. The samples cover the given number of statements or atoms per source."""
     scores: Rows = []
     tables: dict[str, Rows] = {"atoms": [], "statements": []}
     for name, covered in counts.items():
@@ -79,7 +79,7 @@ def write_run(folder: Path, metric: str, counts: Mapping[str, Covered], *, atoms
             for place in range(of):
                 statement = {**keys, "statement_id": f"{source}{place}", "covered": place < share}
                 tables["statements"].append({**statement, "sources": [source]})
-                if atoms:  # every other of them twice: before condensation both count
+                if atoms:  # every second atom occurs twice, and both count before condensation
                     kept = {**keys, "statement_id": statement["statement_id"], "sources": [source], "kept": True}
                     tables["atoms"] += [kept] * (1 + place % 2) + [{**kept, "statement_id": None, "kept": False}]
     write_scores(folder / "scores", scores)
@@ -106,7 +106,7 @@ def test_conflictbank_by_source_counts_what_each_context_states(
     assert "Published (Dejl" in run(spark, request).report
 
     def share(covered: int) -> float:
-        # Of three statements the second has two atoms
+        # The second of the three statements has two atoms
         return (covered + (covered > 1)) / 4 if atoms else covered / 3
 
     groups = []

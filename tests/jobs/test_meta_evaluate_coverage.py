@@ -1,4 +1,4 @@
-"""`untold meta-evaluate --dataset coverage`: verdicts on labelled items, from files to tables."""
+"""Test `untold meta-evaluate --dataset coverage`: from files of labelled items and verdicts to tables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ LABELS = {"yes": True, "partly": True, "no": False}
 
 
 def write_study(folder: Path) -> str:
-    """Twelve responses to four queries, each with four aspects that four annotators labelled, two of them seldom."""
+    """Write twelve responses to four queries with four aspects each.
+
+    Two of the four annotators labelled few aspects.
+    """
     draw, rows = random.Random(4), []
     for number in range(12):
         aspects = []
@@ -66,7 +69,7 @@ def write_verdicts(folder: Path, rows: Rows) -> str:
 
 
 def make_verdicts() -> Rows:
-    """Verdicts of a metric on all aspects but those of the last sample; one verdict is not known."""
+    """Return verdicts for all aspects except the aspects of the last sample. One verdict is null."""
     draw = random.Random(5)
     rows = [
         {"sample_id": f"s{n:02}", "metric": "icat", "reference_id": f"f{place}", "covered": draw.random() < 0.5}
@@ -74,7 +77,7 @@ def make_verdicts() -> Rows:
         for place in range(len(FACTS))
     ]
     rows[0]["covered"] = None
-    # A statement of the contexts, which is of no aspect
+    # A statement of the contexts without an aspect
     return [*rows, {"sample_id": "s00", "metric": "icat", "reference_id": None, "covered": True}]
 
 
@@ -175,7 +178,7 @@ def test_annotators_of_one_number_have_the_kappa_of_statsmodels(spark: SparkSess
     aspects = [{"text": f"fact {place}", "labels": given} for place, given in enumerate(labels)]
     write_lines(tmp_path / "wiki.jsonl", [{"sample_id": "s", "query": "q", "response": "fact", "references": aspects}])
     verdicts = [{"sample_id": "s", "metric": "recall", "reference_id": "1", "covered": True}]
-    # No such model is there: the study is one without BERTScore, and says why
+    # The folder has no model, so the study skips BERTScore and reports the reason
     settings = Settings.model_validate({"embeddings": {"model": str(tmp_path)}})
     request = MetaEvaluationRequest(
         dataset="coverage",
@@ -198,7 +201,7 @@ def words(text: str) -> set[str]:
 
 
 def judge_by_words(samples: Rows) -> Rows:
-    """A judge that calls a fact covered where at least half of its words are in the summary."""
+    """Return the verdicts of a judge. It needs at least half of the words of a fact in the summary."""
     return [
         {"sample_id": sample["sample_id"], "metric": "overlap", "reference_id": fact["id"], "covered": covered}
         for sample in samples
@@ -214,7 +217,7 @@ def read_realsumm(folder: Path) -> Rows:
 
 
 def check_realsumm(samples: Rows, verdicts: Rows, coverage: Rows, measures: Rows) -> None:
-    """All figures of a study of REALSumm against counts by hand, SciPy and the libraries of the baselines."""
+    """Compare all figures of a study of REALSumm with a separate calculation and with the original libraries."""
     people = {s["sample_id"]: [fact["labels"] == ["1"] for fact in s["aspects"]] for s in samples}
     said: dict[str, list[bool]] = defaultdict(list)
     for row in verdicts:
@@ -251,7 +254,7 @@ def check_realsumm(samples: Rows, verdicts: Rows, coverage: Rows, measures: Rows
     for sample in samples[::500]:
         one, other = (states(text) for text in (sample["response"], "\n".join(f["text"] for f in sample["aspects"])))
         cosines = one @ other.T
-        # The first token and the last are [CLS] and [SEP], which are matched and have no weight
+        # The first token and the last token are [CLS] and [SEP]. They are matched but have no weight
         recall, precision = cosines.max(axis=0)[1:-1].mean(), cosines.max(axis=1)[1:-1].mean()
         found_recall = by_metric["bertscore_recall"][sample["sample_id"]]["value"]
         found_f1 = by_metric["bertscore_f1"][sample["sample_id"]]["value"]
@@ -261,7 +264,7 @@ def check_realsumm(samples: Rows, verdicts: Rows, coverage: Rows, measures: Rows
 
 
 def open_states() -> Callable[[str], np.ndarray]:
-    """The embedded model's states of a text's tokens, by onnxruntime and tokenizers alone."""
+    """Return a function that computes the token states of a text with onnxruntime and the embedded model."""
     files = find_model("minilm")
     tokenizer, session = Tokenizer.from_file(files.tokenizer), onnxruntime.InferenceSession(files.model)
     tokenizer.no_padding()
@@ -323,7 +326,7 @@ def test_items_that_cannot_be_used_are_refused(
 
 @pytest.mark.gate
 def test_corrections_of_a_report_are_compared_with_the_verdicts_of_the_run(spark: SparkSession, tmp_path: Path) -> None:
-    """The run has statements of other samples, and of these samples one that nobody judged."""
+    """The run has other samples too. One statement of the corrected samples has no correction."""
     (tmp_path / "wiki.jsonl").with_suffix(".csv").write_bytes(CORRECTIONS.encode())
     judged = write_output(tmp_path / "judged", CORRECTED)
     request = ask(tmp_path, {"judge": str(judged)}, dataset="coverage", input=str(tmp_path / "wiki.csv"))

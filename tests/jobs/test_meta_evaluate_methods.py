@@ -36,7 +36,7 @@ SAMPLES, REFERENCES = 20, 6
 FACTS = ["Bees make honey.", "Bees sting people.", "Honey never spoils."]
 
 
-# No such model is there: token states are baselines of their own tests
+# This model does not exist. The baselines from token states have their own tests
 QUICK = Settings.model_validate({"embeddings": {"model": "none"}})
 
 
@@ -45,7 +45,10 @@ def ask_for(folder: Path, places: Mapping[str, str], **options: Any) -> MetaEval
 
 
 def write_samples(folder: Path) -> Rows:
-    """Twenty answers of six references each, labelled by three; some name the facts that cover them."""
+    """Write twenty responses with six references each and labels from three people.
+
+    Some labels name the covering facts.
+    """
     draw, rows = random.Random(8), []
     for number in range(SAMPLES):
         references = [
@@ -72,9 +75,9 @@ def write_samples(folder: Path) -> Rows:
 
 
 def write_output(folder: Path, samples: Rows, model: str) -> Path:
-    """Tables of a model's output: verdicts with weights and baselines, generated facts, and what a stage was shown.
+    """Write the tables of a model: verdicts with weights and baselines, generated facts, and the facts in each request.
 
-    What `arecall` says is the same under every model; one verdict of a model is not known.
+    The values of `arecall` are the same for all models. One verdict of a model is null.
     """
     draw, shared = random.Random(model), random.Random(1)
     tables: dict[str, Rows] = {"statements": [], "candidates": [], "claims": []}
@@ -127,7 +130,7 @@ def table_of(request: MetaEvaluationRequest, model: str, name: str) -> Rows:
 
 
 def verdicts_of(request: MetaEvaluationRequest) -> dict[str, dict[tuple[str, str], bool | None]]:
-    """By method what it says of each reference."""
+    """Return the verdict on each reference by method."""
     found: dict[str, dict[tuple[str, str], bool | None]] = defaultdict(dict)
     for model in MODELS:
         for row in table_of(request, model, "statements"):
@@ -155,7 +158,7 @@ def test_tiers_count_the_methods_that_call_a_reference_covered(study: MetaEvalua
     assert {row["dataset"] for row in rows} == {"coverage"}
     assert {row["tier"]: row["count"] for row in rows if row["count"]} == Counter(tiers.values())
     assert [row["tier"] for row in rows] == ["full", "partial", *(f"singleton:{name}" for name in METHODS), "none"]
-    # One verdict of each model is not known, of the same reference
+    # One verdict of each model is null, for the same reference
     assert len(tiers) == SAMPLES * REFERENCES - 1
     report = (Path(study.output) / "meta_evaluation.md").read_text()
     assert "Note: 1 reference has no tier, because a method has no result for it." in report
@@ -234,7 +237,7 @@ def test_single_items_have_baselines_and_ceilings(study: MetaEvaluationRequest) 
     for sample in samples:
         said = set(sample["response"].split())
         for one in sample["references"]:
-            # `of` is a word that statements may differ in
+            # The statements can differ in the word `of`
             words = set(one["text"].split()) - {"of"}
             overlaps.append(len(words & said) / len(words))
     ours, others = ([v for v, c in zip(overlaps, covered, strict=True) if c is wanted] for wanted in (True, False))
@@ -275,7 +278,7 @@ def test_a_subset_is_drawn_by_tiers_and_is_all_that_is_studied(
         for name in short:
             told = f"{kind}:{size} is short: {all_counts[name]:,} references of {name}, {wanted[name]:,} wanted"
             assert f"Note: {told}." in report
-    # The tiers are of all references, and all else of the drawn ones
+    # The tiers cover all references, and the other measures only cover the references of the subset
     assert rows_of(drawn, "tiers") == rows_of(study, "tiers")
     people = said_by_people(samples_of(study))
     kappa = next(row for row in rows_of(drawn, "meta_evaluation") if row["measure"] == "fleiss_kappa")
@@ -327,7 +330,7 @@ def test_k_qa_has_the_figures_of_its_labels_and_its_words(spark: SparkSession, d
     assert round(found[None, "fleiss_kappa"]["value"], 4) == 0.7149
     assert round(found["word_overlap", "auc"]["value"], 3) == pytest.approx(0.747, abs=0.002)
     assert [round(found[f"annotator_{place}", "accuracy"]["value"], 2) for place in (1, 2, 3)] == [0.93, 0.91, 0.96]
-    # Whoever asks for all three misses what two of them found, and nothing else
+    # A method that requires all three labels misses the references with two labels, and has no other errors
     assert found["longrecall", "precision_micro"]["value"] == 1
     assert found["longrecall", "auc_weight"]["value"] == 1
     assert found["longrecall", "recall_micro"]["n"] == 153

@@ -1,4 +1,4 @@
-"""`untold meta-evaluate --dataset nuggets`: assignments against people's, and systems ranked by both."""
+"""Test `untold meta-evaluate --dataset nuggets`: the agreement of a model with people, and the ranks of the systems."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOPICS, SYSTEMS, NUGGETS = 6, 5, 8
 
 
 def assignments() -> Rows:
-    """What people and a model say of the nuggets of systems' answers to topics; some of it is unknown to either."""
+    """Return the labels that people and a model assign to nuggets. Some of the labels are null."""
     draw = random.Random(5)
     return [
         {
@@ -47,7 +47,7 @@ def assignments() -> Rows:
 
 
 def score_of(rows: Rows, who: str) -> float:
-    """Mean credit of the vital nuggets that both know."""
+    """Return the mean credit of the vital nuggets with both labels."""
     return float(np.mean([CREDIT[row[who]] for row in rows if row["importance"] == "vital"]))
 
 
@@ -103,7 +103,7 @@ def test_without_assignments_nothing_is_known() -> None:
 
 
 def write_study(folder: Path, rows: Rows) -> dict[str, str]:
-    """The input in nuggetizer's form, and the statements of a run over it, one of a metric beside it."""
+    """Write the input in the format of nuggetizer and the statements of a run, with one statement of another metric."""
     by_sample: dict[str, Rows] = {}
     for row in rows:
         by_sample.setdefault(row["sample_id"], []).append(row)

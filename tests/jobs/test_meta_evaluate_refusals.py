@@ -1,4 +1,4 @@
-"""What `untold meta-evaluate` refuses, and how it says so."""
+"""Test the error messages of `untold meta-evaluate` for invalid input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `untold nightly` says of dates without an engine."""
+"""Test the messages of `untold nightly` about dates. These tests need no engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs as they are opened: the shipped output, `untold open`, folders of runs, and pictures."""
+"""Test how runs are opened: the shipped output, `untold open`, folders of runs, and pictures."""
 
 from __future__ import annotations
 

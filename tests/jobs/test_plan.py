@@ -1,4 +1,4 @@
-"""`untold plan`: what it counts, against what a run then asks, and that it neither asks nor writes."""
+"""Test `untold plan`: its counts equal the requests of a run, and it sends no requests and writes no files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def sample(topic: int, response: str) -> dict[str, Any]:
 
 
 SAMPLES_OF_PLAN = [sample(number // 3, f"Fact A{number // 3}. Answer {number}.") for number in range(9)]
-# Of no metric's requests, in a plan as in a run
+# An invalid sample is not part of any request, in a plan or in a run
 INVALID = {"query": "", "response": "x", "contexts": ["a"]}
 
 
@@ -64,7 +64,7 @@ def files_in(folder: Path) -> set[Path]:
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan, and what the server and the disk had seen of it."""
+    """The rows of a plan, the calls to the server and the new files on the disk."""
 
     rows: list[dict[str, Any]]
     calls: int
@@ -98,9 +98,9 @@ def test_first_stage_is_known_and_a_later_one_bounded(planned: Planned) -> None:
     assert [(row["exact"], row["requests"], row["reused"]) for row in planned.rows] == [(True, 9, 0), (False, 9, 0)]
 
 
-def test_without_a_store_the_shipped_figures_say_what_is_likely(planned: Planned) -> None:
+def test_without_a_store_the_expected_counts_come_from_the_shipped_figures(planned: Planned) -> None:
     condensed, judged = planned.rows
-    # A context and its query are 24 to 33 bytes, and a template is many times as long
+    # A context and its query have between 24 and 33 bytes, and a template is many times longer
     assert (condensed["expected_requests"], condensed["expected_prompt_tokens"]) == (9, condensed["prompt_tokens"])
     assert 0 < condensed["expected_completion_tokens"] <= 9 * 0.44 * 33 / 4 + 1
     assert judged["expected_requests"] == 9
@@ -211,7 +211,7 @@ def test_what_an_earlier_metric_asks_is_reused_by_a_later_one(spark: SparkSessio
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_a_plan_assumes_the_whole_output_of_every_stage(spark: SparkSession, metric: str) -> None:
-    """A verifier is given the output of either kind; what settings may add to the stages is assumed too."""
+    """The verifier accepts the output of all kinds of stages. The plan also assumes the optional stages."""
     assumed = METRICS[metric].assume(Settings()).results
     own = METRICS[metric].stages(Settings())
     assert assumed.keys() >= set(own)
@@ -224,14 +224,14 @@ STAGES_OF = {
     "qa": [SUMMARISE, "mine_questions", "refine_questions", "answer_questions", "compare_answers"],
     "nli": [SUMMARISE, "extract_atoms", "revise_atoms", "rate_relevance", "classify_relation"],
 }
-# So dear that no cost of a few samples is rounded away
+# The prices are high, so that the cost of a few samples is not rounded to zero
 PRICES = {"price_per_million_prompt_tokens": 1000.0, "price_per_million_completion_tokens": 4000.0}
 ALL_METRICS = tuple(STAGES_OF)
 
 
 @dataclass(frozen=True)
 class RunOfWorlds:
-    """A plan of metrics over samples of the symbolic world, and what the run that followed came to."""
+    """A plan of metrics for samples of the symbolic world, and the results of the run after the plan."""
 
     before: list[dict[str, Any]]
     calls_before: int
@@ -252,7 +252,7 @@ def run_worlds(
     metrics: Sequence[str] = ALL_METRICS,
     store: str | None = None,
 ) -> RunOfWorlds:
-    """Plans and runs four worlds, by a store of other samples where one is given; the run has a store of its own."""
+    """Plan and run four worlds. The plan can use a store of other samples, and the run has its own store."""
     samples = [sample for world in worlds(4, first=first) for sample in world.samples(2)]
     path, output = write_samples(folder / "in.jsonl", [*samples, {**INVALID, "sample_id": "invalid"}]), folder / "out"
     settings = settings_for(server.base_url, **PRICES)
@@ -285,7 +285,7 @@ def first_run(
     return run_worlds(run_here, world_server, tmp_path_factory.mktemp("worlds"), first=0)
 
 
-# Of the three `qa` has the most stages, and asks by context, by question, by answer and by pair
+# Among the three metrics, `qa` has the most stages: its requests are per context, question, answer and pair
 @pytest.fixture(scope="module", params=[("qa",), pytest.param(ALL_METRICS, marks=pytest.mark.slow)], ids=",".join)
 def second_run(
     request: pytest.FixtureRequest,
@@ -294,7 +294,7 @@ def second_run(
     tmp_path_factory: pytest.TempPathFactory,
     first_run: RunOfWorlds,
 ) -> RunOfWorlds:
-    """A run of other samples, planned by the store of the first."""
+    """Run other samples with a plan that uses the store of the first run."""
     store = f"{first_run.request.output}/completions"
     return run_worlds(run_here, world_server, tmp_path_factory.mktemp("worlds"), 100, request.param, store)
 
@@ -308,7 +308,7 @@ def test_pairs_are_counted_before_any_is_asked(first_run: RunOfWorlds, metric: s
     for row in before:
         used = first_run.usage[row["stage"]]
         assert row["requests"] >= used["requests"]
-        # A comparison may call a tool, and then is two calls
+        # A comparison can call a tool, and then it needs two calls
         assert first_run.calls[row["stage"]] == used["calls"] >= used["requests"]
         if not row["reused"]:
             assert row["prompt_tokens"] >= used["prompt_tokens"], row["stage"]
@@ -352,7 +352,10 @@ def test_new_answer_to_known_contexts_is_exactly_one_request(first_run: RunOfWor
 
 @pytest.mark.gate
 def test_expected_cost_is_near_what_was_spent(second_run: RunOfWorlds) -> None:
-    """By the means of a store of other samples. What all metrics share is spent, and expected, by the first of them."""
+    """The plan uses the means of a store with other samples.
+
+    The first metric pays for the stages that all metrics share.
+    """
     metrics = second_run.request.metrics
     for metric in metrics:
         rows = second_run.rows(metric)

@@ -44,14 +44,14 @@ def young(request_id: str) -> dict[str, Any]:
 
 
 def use(store: Path, run: str, ids: Iterable[str | None], *, days: float = 0.0) -> None:
-    """What a run notes, so many days ago."""
+    """Record the request ids of a run with an age in days."""
     note_use(str(store), run, STAGE, [pa.array(list(ids), pa.string())])
     for path in (store / "_uses" / run).iterdir():
         os.utime(path, (time() - days * DAY,) * 2)
 
 
 def output(store: Path, path: Path, run: str) -> Path:
-    """The manifest of an output that a run made over a store."""
+    """Write the manifest of an output. The run used the store."""
     path.mkdir(parents=True)
     manifest = {
         "format": 1,
@@ -66,7 +66,7 @@ def output(store: Path, path: Path, run: str) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A store with old completions of a kept, an old and a recent run, of none, and a new one."""
+    """Return a store with old completions of three runs, an unused completion and a new completion."""
     folder = tmp_path / "store" / "v1" / STAGE
     write(folder, "a.parquet", [old("kept"), old("aged"), old("nobody")])
     write(folder, "b.parquet", [old("recent"), old("nobody"), young("new")])
@@ -127,7 +127,7 @@ def test_an_output_that_names_no_notes_of_its_store_is_refused(store: Path, tmp_
     with pytest.raises(PruneError, match="out/older: none of its runs has recorded"):
         prune(asked(store, tmp_path / "out" / "*"))
     assert names_in(store / "v1" / STAGE, "*.parquet") == [name for name in before if name.endswith(".parquet")]
-    # One of another store needs nothing of this one
+    # An output of another store does not need a file of this store
     output(tmp_path / "another", tmp_path / "others" / "one", "a run elsewhere")
     prune(asked(store, tmp_path / "out" / "kept", tmp_path / "others" / "*"))
 
@@ -166,8 +166,8 @@ def test_a_run_does_not_look_up_what_is_being_removed(store: Path) -> None:
     wait_for_prune(str(store), "run", wait=False, notify=lambda _: None)
 
 
-def test_a_file_that_two_runs_merged_goes_with_what_it_became(tmp_path: Path) -> None:
-    """Of a merged file that is removed, the parts that were kept for a week go too: nothing would find them later."""
+def test_the_parts_of_a_merged_file_are_removed_with_it(tmp_path: Path) -> None:
+    """If a merged file is removed, the parts of the file are also removed. A later run would not find them."""
     for number in range(8):
         write(tmp_path, f"run-{number}.parquet", [old(f"r{number}")])
     compact_folder(str(tmp_path))

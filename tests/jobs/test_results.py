@@ -1,4 +1,4 @@
-"""Batches of a table of many files are what a scan of it gives."""
+"""Compare the batches of a table of many files with a scan of the table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WHERE = {
 
 
 def _written(folder: str, files: list[tuple[list[dict[str, object]], str]]) -> ds.Dataset:
-    """A table of these files, in row groups of three rows; a file may lack a column, or have a narrower type."""
+    """Write a table of these files, with three rows per row group. A file can lack a column or have a narrower type."""
     for number, (rows, kind) in enumerate(files):
         table = pa.Table.from_pylist(rows, SCHEMA)
         if kind == "without texts":
@@ -69,7 +69,7 @@ def test_row_groups_without_a_wanted_row_are_not_read(tmp_path: Path) -> None:
     path = tmp_path / "0.parquet"
     pq.write_table(table, path, row_group_size=3)
     with path.open("r+b") as file:
-        # Where the columns of the first group begin
+        # The first column of the first group starts here
         file.seek(4)
         file.write(b"\xff" * 40)
     rows = ds.dataset(str(tmp_path), schema=SCHEMA, format="parquet")

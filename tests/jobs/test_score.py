@@ -1,4 +1,4 @@
-"""Exit codes and what an output belongs to."""
+"""Test the exit codes of `untold score` and the identity of an output."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_only_settings_that_differ_are_named() -> None:
 
     both = {**STAGE, "summarise_context": Stage("summarise_context", ("text",), "model", "template")}
     assert differences(identity("a", both), identity("b", both)) == ["other settings (llm.model)"]
-    # A stage that one of the two does not ask has no settings to differ in
+    # A stage that only one of the two runs uses has no settings to compare
     assert differences(identity("a", both), identity("a", STAGE)) == ["another model or template"]
 
 

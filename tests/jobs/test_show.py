@@ -62,7 +62,10 @@ def score(name: str = "one", metric: str = "nli", **others: Any) -> dict[str, An
 
 
 def statement(number: int, metric: str = "nli", *, name: str = "one", **others: Any) -> dict[str, Any]:
-    """The first two are missing, the second of them the basis; the others are covered."""
+    """Return a statement.
+
+    The first two are missing, and the second is in the basis. The other statements are covered.
+    """
     text = f"Statement {number}."
     row = {"sample_id": name, "metric": metric, "statement_id": f"s{number}", "text": text, "sources": ["1"]}
     return {**row, "covered": number > 2, "in_basis": number == 2, "members": [text]} | others
@@ -105,7 +108,7 @@ def texts_of(picture: str | Path) -> str:
 
 
 def picture_of(folder: Path, **options: Any) -> Path:
-    """The picture of sample one."""
+    """Return the picture of sample one."""
     (picture,) = show(ShowRequest(str(folder), "one", picture=str(folder / "p.svg"), **options))
     return Path(picture)
 

@@ -1,4 +1,4 @@
-"""What `untold show` says of a sample of longrecall: missing references, what was shown for them, and what is left."""
+"""Test the output of `untold show` for a sample of longrecall: the missing references and their candidates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `untold show` says of a sample of icat: aspects, the claims that cover them, and what grounds or fails these."""
+"""Test the output of `untold show` for a sample of icat: the aspects, the claims that cover them, and the evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `untold show` says of a sample of importance: missing facts by rank, then contradicted claims with evidence."""
+"""Test the output of `untold show` for a sample of importance: the missing facts by rank, and contradicted claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sweep over beta: means of samples under each beta, a table and two pictures in the run's output."""
+"""Test the sweep over beta: the means of the samples for each beta, with a table and two pictures in the output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def mean(values: Iterable[Fraction]) -> float:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A finished run with two metrics, of which one is none of ours to sweep."""
+    """Return a finished run with two metrics. The sweep does not apply to the second metric."""
     measures = [
         {"sample_id": name, "metric": "icat", "measure": measure, "value": value}
         for name, _, fact, coverage in SAMPLES

@@ -1,4 +1,4 @@
-"""`untold trend`: what it reads, what it writes, when it alerts, and what it says of bad input."""
+"""Test `untold trend`: the inputs and outputs, the alerts, and the messages about invalid input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Ended = tuple[int, str, str]
 
 @pytest.fixture
 def nights(tmp_path: Path) -> Path:
-    """Three dates of two systems, of which one falls on the last."""
+    """Write three dates of two systems. The scores of one system are lower on the last date."""
     folder = tmp_path / "nightly"
     for day, values in ((17, HIGH), (18, HIGH), (19, LOW)):
         write_night(folder, day, {"a": HIGH, "=b": values})
@@ -43,7 +43,7 @@ def trend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., E
     return run
 
 
-def test_tables_picture_and_json_say_what_changed(nights: Path, tmp_path: Path, trend: Callable[..., Ended]) -> None:
+def test_tables_picture_and_json_show_the_changes(nights: Path, tmp_path: Path, trend: Callable[..., Ended]) -> None:
     code, out, err = trend(nights)
     assert (code, err) == (0, "")
     assert "2026-11-19, =b is lower by 0.350 (" in out
@@ -60,7 +60,7 @@ def test_tables_picture_and_json_say_what_changed(nights: Path, tmp_path: Path, 
     content = json.loads((folder / "trend.json").read_text(encoding="utf-8"))
     assert [row["system"] for row in content["findings"]] == [row["system"] for row in content["falls"]] == ["=b"]
     assert (folder / "trend.png").read_bytes().startswith(b"\x89PNG")
-    # The same again, into the same folder, as a glob and as JSON
+    # The same call with a glob and JSON output writes into the same folder
     code, out, _ = trend(f"{nights}/2026-*", "--json")
     assert (code, json.loads(out)) == (0, content)
 
@@ -81,7 +81,7 @@ def test_a_fall_of_every_sample_alike_is_one(tmp_path: Path, trend: Callable[...
 
 @pytest.fixture
 def hook() -> Iterator[tuple[str, list[Any]]]:
-    """An address that notes what is posted to it."""
+    """Start a server that records the requests of the webhook."""
     posted: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):

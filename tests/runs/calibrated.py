@@ -1,4 +1,4 @@
-"""The figures of `untold calibrate` computed again, by the exact bootstrap, from the tables of two runs."""
+"""Compute the figures of `untold calibrate` again from the tables of two runs, with the exact bootstrap."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from scipy.stats import kendalltau, norm
 
 from tests.runs.harness import Row, read_table
 
-# A verdict of the published form and, None where it has none, of the other one
+# The verdict of the first variant and of the second variant, which is None if the second has no verdict
 Verdicts: TypeAlias = Sequence[tuple[str, str | None]]
 # (value, share of resamples)
 Drawn: TypeAlias = Sequence[tuple[float, float]]
 
 
 def assert_agreement(row: Row, outputs: Sequence[Path], metric: str) -> None:
-    """Kappa, differences, limits of agreement and rankings, each with the exact bootstrap over whole queries."""
+    """Check kappa, differences, limits of agreement and ranks. The exact bootstrap draws whole queries."""
     queries = {one["sample_id"]: one["query"] for one in read_table(outputs[0], "samples")}
     first, second = (verdicts_of(output, metric) for output in outputs)
     of_query: dict[str, list[tuple[str, str | None]]] = {}
@@ -52,7 +52,7 @@ def assert_agreement(row: Row, outputs: Sequence[Path], metric: str) -> None:
 
 
 def verdicts_of(output: Path, metric: str) -> dict[tuple[str, str], str]:
-    """By sample and what it is of: relations, or which statements are covered and which claims supported."""
+    """Return the relations, or the covered statements and supported claims, by sample and key."""
     found: dict[tuple[str, str], str] = {}
     if metric in ("nli", "qa"):
         for row in read_table(output, "relations"):
@@ -81,13 +81,13 @@ def differences(parts: Sequence[Any]) -> list[float]:
 
 
 def limit(values: Sequence[float], sign: int) -> float:
-    """A limit of agreement: as many deviations off the mean as hold 95 % of a normal distribution."""
+    """Return a limit of agreement: 95 % of a normal distribution is between the two limits."""
     mean = sum(values) / len(values)
     return mean + sign * norm.ppf(0.975) * sqrt(sum((one - mean) ** 2 for one in values) / (len(values) - 1))
 
 
 def means(parts: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """The mean of each system that there is, in both forms."""
+    """Return the mean of each system in both variants."""
     rows = [one for part in parts for one in part]
     systems = sorted({system for system, _, _ in rows})
     first, second = ([np.mean([row[side] for row in rows if row[0] == name]) for name in systems] for side in (1, 2))
@@ -95,7 +95,7 @@ def means(parts: Sequence[Any]) -> tuple[list[float], list[float]]:
 
 
 def resamples(groups: Sequence[Any]) -> Iterator[tuple[list[Any], float]]:
-    """Every way to draw as many groups as there are, and how likely it is."""
+    """Yield every resample of the groups and its probability."""
     number = len(groups)
     for places in combinations_with_replacement(range(number), number):
         ways = factorial(number) / prod(factorial(count) for count in Counter(places).values())
@@ -105,13 +105,13 @@ def resamples(groups: Sequence[Any]) -> Iterator[tuple[list[Any], float]]:
 def assert_interval(
     row: Row, name: str, groups: Sequence[Any], statistic: Callable[[Any], float], limits: str = "", bca: bool = True
 ) -> None:
-    """A figure is its statistic, and its limits are at their shares of the exact bootstrap distribution."""
+    """Check a figure and its limits, which are at the given shares of the exact bootstrap distribution."""
     prefix = limits or name
     observed, ends = statistic(groups), (row[f"{prefix}_low"], row[f"{prefix}_high"])
     assert row[name] == (None if np.isnan(observed) else pytest.approx(observed, abs=1e-9)), name
     left_out = [statistic([*groups[:place], *groups[place + 1 :]]) for place in range(len(groups))]
     if np.isnan(observed) or (bca and np.ptp(left_out) < 1e-12):
-        # Where no query makes a difference, kappa is its own limit, and a mean has none
+        # If no query changes the result, the limits of kappa equal kappa, and a mean has no limits
         assert ends in ((None, None), (row[name], row[name])), name
         return
     drawn = [(value, share) for parts, share in resamples(groups) if not np.isnan(value := statistic(parts))]

@@ -1,4 +1,4 @@
-"""A small Ray cluster that many runs of a test session share: a process that starts it and ends with its parent."""
+"""Start a small Ray cluster that the runs of a test session share. Its process ends with the parent process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ import psutil
 
 _ROOT = Path(__file__).resolve().parents[2]
 END_SECONDS = 30.0
-# The cluster listens on loopback alone, as every local Ray of ours does; whoever joins it must look for it there, where
-# Ray would turn 127.0.0.1 into the address that other machines reach. A Ray that a process starts for itself makes it
-# and its children ask others for a token: the shared one has none, and takes drivers that ask for one for dead.
+# The cluster only listens on loopback, like every local Ray of the project. A process that joins must use this address,
+# because Ray would replace 127.0.0.1 with the public address of the machine. A Ray that a process starts for its own
+# use makes the process and its children expect a token. The shared cluster has no token, and such drivers look dead.
 SHARED_RAY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled"}
 
 
 class SharedCluster:
-    """Holds the process behind a cluster; `address` is what `ray.address` names, of its job server where it has one."""
+    """The process that runs a cluster.
+
+    `address` is the value of `ray.address`, or the address of the job server if there is one.
+    """
 
     def __init__(self, *, jobs: bool = False) -> None:
         self._process = subprocess.Popen(
@@ -34,14 +37,14 @@ class SharedCluster:
         self.address = self._read()
 
     def forget(self) -> None:
-        """Ends the limiters of runs that are over: each is a process that would stay for ten minutes."""
+        """Stop the limiters of finished runs. Each of them is a process that would run for ten more minutes."""
         assert self._process.stdin is not None
         self._process.stdin.write("forget\n")
         self._process.stdin.flush()
         self._read()
 
     def close(self) -> None:
-        """Ends the cluster and everything in it."""
+        """Stop the cluster and all of its processes."""
         below = psutil.Process(self._process.pid).children(recursive=True)
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -57,13 +60,13 @@ class SharedCluster:
         assert self._process.stdout is not None
         line = self._process.stdout.readline().strip()
         if not line:
-            raise RuntimeError("the Ray cluster of the tests ended; its error stands above")
+            raise RuntimeError("the Ray cluster of the tests stopped; see the error above")
         return line
 
 
 def main() -> None:
-    """Starts a cluster, prints its address, and ends all named actors for each line of standard input."""
-    # Here, so that tests which ask nothing do not wait for Ray to be imported
+    """Start a cluster, print its address, and stop all named actors for each line of standard input."""
+    # Ray is imported here, so that other tests do not wait for the import
     import ray
     from ray.cluster_utils import Cluster
 
@@ -72,7 +75,7 @@ def main() -> None:
 
     if sys.argv[1:]:
         _keep_to_loopback()
-        # By default all agents of a machine have one port, and the first of them gets it
+        # By default, all agents of a machine use one port, and only the first agent gets it
         dashboard = {"include_dashboard": True, "dashboard_port": 0, "dashboard_agent_listen_port": 0}
         node = Cluster().add_node(
             node_ip_address="127.0.0.1", num_cpus=1, object_store_memory=OBJECT_STORE_BYTES, **dashboard

@@ -1,4 +1,4 @@
-"""A model server of its own for each test that names it."""
+"""Start a separate model server for each test that uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A Spark Connect server, and a client that scores over it: scripts, since a process is all Connect or not at all."""
+"""Scripts for Spark Connect: a server, and a client that scores with it.
+
+A process cannot mix Connect and local Spark.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pyarrow.parquet as pq
 
 
 def serve(port: str) -> None:
-    """Serves Spark Connect on this port until standard input ends; says so in a line."""
+    """Serve Spark Connect on this port until standard input is closed. Print one line when the server is ready."""
     from pyspark import SparkConf, SparkContext
 
     options = {
@@ -34,7 +37,7 @@ def serve(port: str) -> None:
 
 
 def score(given: dict[str, Any]) -> dict[str, Any]:
-    """Scores a frame over `remote`, where `whole` plans and scores its file too, and says what came of it."""
+    """Score a frame over `remote` and print the result. If `whole` is set, also plan and score its file."""
     from pyspark.sql import SparkSession
 
     import untold

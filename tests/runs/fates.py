@@ -1,4 +1,4 @@
-"""What must become of a request under the rules of the model server: who predicts it needs no server."""
+"""Predict the result of a request from the rules of the model server, without the server."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ERRORS = {
     **dict.fromkeys(("nan", "zero", "drop"), "bad_body"),
 }
 ASKED_ONCE = {"http_400", "http_403"}
-# A status that is retried within the run
+# The run retries this status
 RETRIED = 408
 PASSING = {"http_408", "http_500", "connection", "timeout", "bad_body", "bad_finish"}
 
 
 @dataclass(frozen=True)
 class Fate:
-    """What must come of a request: its error_type (None: answered), its calls, the 429s among them."""
+    """The expected result of a request: its error type (None for a completion), its calls, and the number of 429s."""
 
     error_type: str | None
     calls: int
@@ -41,7 +41,7 @@ class Fate:
 
 
 def key_of(payload: Mapping[str, Any]) -> int:
-    """The hash by which the server knows a prompt, a search, or a call for the vectors of some texts."""
+    """Return the hash of a prompt, a search query, or the texts of an embedding call, as the server computes it."""
     if payload["stage"] in LOOKUPS:
         texts = payload.get("texts") or [payload["query"]]
         return hash_of("\0".join(texts).encode("utf-8", "replace"))
@@ -51,7 +51,7 @@ def key_of(payload: Mapping[str, Any]) -> int:
 
 
 def fate_of(payload: Mapping[str, Any], rules: Sequence[Row]) -> Fate:
-    """What the rules make of a request that is asked until it is answered or has used up its attempts."""
+    """Return the result of a request that is retried until it succeeds or has no attempts left."""
     tests = [(condition(rule["when"], index), deeds_of(rule)) for index, rule in enumerate(rules)]
     attempts = limited = 0
     while True:

@@ -1,4 +1,4 @@
-"""Whole runs of `untold score` as processes of their own, their samples, and what must come of them."""
+"""Run `untold score` in separate processes, with sample files and the expected results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from untold.jobs.run.session import SMALL_JVM
 
 PROMPTS = Path(__file__).resolve().parents[1] / "fakes" / "prompts"
 RESULTS = ("samples", "atoms", "relations", "statements", "conflicts", "scores", "measures", "failures")
-# Ten times what the longest run takes on a slow machine: these end a run that hangs, and show nothing
+# Ten times the duration of the longest run on a slow machine. The limit stops a run that hangs
 WAIT_SECONDS = 900.0
 SETTINGS: Mapping[str, Any] = {
     "llm.model": "fake-model",
@@ -43,7 +43,7 @@ def words_of(
     settings: Mapping[str, Any] | None = None,
     command: str = "score",
 ) -> list[str]:
-    """The command line of a run, less the program; e2e is the metric where the flags name none."""
+    """Return the arguments of a run without the program name. The default metric is e2e."""
     base_url = endpoint if isinstance(endpoint, str) else endpoint.base_url
     words = [command, "--input", str(samples), "--output", str(output)]
     words += ["--metric", "e2e"] if command == "score" and "--metric" not in flags else []
@@ -54,7 +54,7 @@ def words_of(
 
 
 def write_foreign_modules(folder: Path) -> Path:
-    """Makes modules of a user's in a folder, named as ours and one of Python's, that break when they are imported."""
+    """Write modules into a folder with names of the project and of Python. Their import raises an error."""
     for name in ("jobs/__init__.py", "udfs/__init__.py", "graph/__init__.py", "conf/__init__.py", "json.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("raise ImportError('a module of the user was imported')\n", encoding="utf-8")
@@ -62,13 +62,13 @@ def write_foreign_modules(folder: Path) -> Path:
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without what would be settings or keys of a run."""
+    """Return the environment of this process without the settings and keys of a run."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("UNTOLD_", "OPENAI_"))}
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended: exit code, standard output, standard error, seconds."""
+    """The end of a run: exit code, standard output, standard error and seconds."""
 
     code: int
     out: str
@@ -77,9 +77,10 @@ class Ended:
 
 
 class Run:
-    """A running command of `untold`. Its streams go to files, so that nothing of it outlives a kill unnoticed.
+    """A running command of `untold`.
 
-    Takes what `words_of` takes: an endpoint, samples, an output, flags, `settings` and `command`.
+    Its output is written to files instead of pipes, so that a process that survives a kill does not block the test.
+    The arguments are the same as in `words_of`: an endpoint, samples, an output, flags, `settings` and `command`.
     """
 
     def __init__(
@@ -108,21 +109,21 @@ class Run:
 
     @property
     def pid(self) -> int:
-        """Its process id, and that of its process group."""
+        """Return the process id, which is also the id of the process group."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Return True if the process has not ended yet."""
         return self._process.poll() is None
 
     @property
     def errors(self) -> str:
-        """What it wrote to standard error so far."""
+        """Return the text on standard error so far."""
         return (self._logs / "err").read_text(encoding="utf-8", errors="replace")
 
     def tree(self) -> list[psutil.Process]:
-        """Its process and all below it: the JVM, the answering process, Ray and its actors."""
+        """Return the process and all its children: the JVM, the actor process, Ray and the actors."""
         try:
             process = psutil.Process(self.pid)
             return [process, *process.children(recursive=True)]
@@ -130,38 +131,38 @@ class Run:
             return []
 
     def kill(self) -> None:
-        """`kill -9` of everything that belongs to it."""
+        """Kill all processes of the run with SIGKILL."""
         kill_processes(self.tree())
         self._process.wait()
 
     def kill_parent(self) -> None:
-        """`kill -9` of its own process only."""
+        """Kill only the main process with SIGKILL."""
         self._process.kill()
         self._process.wait()
 
     def wait(self, timeout: float = WAIT_SECONDS) -> Ended:
-        """Waits for its end; kills it and raises TimeoutError where that takes too long."""
+        """Wait for the end of the run. If the timeout expires, kill the run and raise TimeoutError."""
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise TimeoutError(f"the run took more than {timeout:g} s; it wrote: {self.errors[-2000:]}") from None
+            raise TimeoutError(f"the run took more than {timeout:g} s. Standard error: {self.errors[-2000:]}") from None
         out = (self._logs / "out").read_text(encoding="utf-8")
         return Ended(self._process.returncode, out, self.errors, monotonic() - self._began)
 
     def wait_for(
         self, server: ModelServer, count: int, stage: str | None = None, timeout: float = WAIT_SECONDS
     ) -> None:
-        """Waits until the server has seen so many requests; says what the run wrote where it ends before."""
+        """Wait until the server has received this number of requests. Raise an error if the run ends before that."""
         end = monotonic() + timeout
         while (arrived := server.count(stage)) < count:
             if not self.is_running or monotonic() > end:
-                raise TimeoutError(f"{arrived} of {count} requests arrived; the run wrote: {self.errors[-2000:]}")
+                raise TimeoutError(f"{arrived} of {count} requests arrived. Standard error: {self.errors[-2000:]}")
             sleep(0.02)
 
 
 def score(endpoint: ModelServer | str, samples: Path, output: Path, *flags: str, **options: Any) -> Ended:
-    """Runs `untold score`, or another command, to its end."""
+    """Run `untold score`, or another command, and return the result."""
     run = Run(endpoint, samples, output, *flags, **options)
     try:
         return run.wait()
@@ -171,7 +172,7 @@ def score(endpoint: ModelServer | str, samples: Path, output: Path, *flags: str,
 
 
 def start_worker(spool: Path, *flags: str, **variables: str) -> subprocess.Popen[str]:
-    """`untold answer` of a spool in a process and a folder of its own, with a Ray of its own."""
+    """Start `untold answer` for a spool in a separate process, with its own folder and its own Ray."""
     return subprocess.Popen(
         [sys.executable, "-m", "untold", "answer", str(spool), *flags],
         cwd="/",
@@ -185,7 +186,7 @@ def start_worker(spool: Path, *flags: str, **variables: str) -> subprocess.Popen
 
 
 def kill_processes(processes: Iterable[psutil.Process]) -> None:
-    """`kill -9`, parents first, then waits until all are gone."""
+    """Kill the parents first, and then wait until all of the processes have ended."""
     known = list(processes)
     for process in known:
         try:
@@ -198,7 +199,7 @@ def kill_processes(processes: Iterable[psutil.Process]) -> None:
 
 
 def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those that have not ended."""
+    """Return the processes that have not ended."""
     return [process for process in processes if _is_alive(process)]
 
 
@@ -210,7 +211,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def find_actor(run: Run, name: str, timeout: float = 20.0) -> psutil.Process:
-    """The process of a Ray actor of that class. Raises LookupError where there is none."""
+    """Return the process of a Ray actor with this class name. Raise LookupError if it does not exist."""
     end = monotonic() + timeout
     while monotonic() < end:
         for process in run.tree():
@@ -220,11 +221,11 @@ def find_actor(run: Run, name: str, timeout: float = 20.0) -> psutil.Process:
             except psutil.NoSuchProcess:
                 continue
         sleep(0.05)
-    raise LookupError(f"no actor {name} among the processes of the run")
+    raise LookupError(f"there is no actor {name} in the processes of the run")
 
 
 def make_samples(count: int, group: int = 5) -> list[Row]:
-    """Samples with two contexts each, the first shared by a group; every answer says some of what these say."""
+    """Return samples with two contexts each. A group shares the first, and each response has a part of the contexts."""
     return [
         {
             "sample_id": f"s{number:04d}",
@@ -241,14 +242,14 @@ def make_samples(count: int, group: int = 5) -> list[Row]:
 
 
 def write_samples(path: Path, samples: Sequence[Row]) -> Path:
-    """Writes samples as JSON Lines."""
+    """Write samples as JSON Lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(sample) + "\n" for sample in samples), encoding="utf-8")
     return path
 
 
 def payloads_of(sample: Row) -> tuple[list[Row], Row]:
-    """What is asked for a sample: the prompts of its contexts' summaries, and that of its coverage."""
+    """Return the requests of a sample: one for the summary of each context, and one for the coverage."""
     texts = sample["contexts"]
     summaries = [{"stage": "summarise_context", "query": sample["query"], "text": text} for text in texts]
     kept = [summary for text in texts if (summary := expected_summary(text)) is not None]
@@ -257,13 +258,13 @@ def payloads_of(sample: Row) -> tuple[list[Row], Row]:
 
 
 def count_distinct(samples: Sequence[Row]) -> int:
-    """How many requests the samples need."""
+    """Return the number of requests for the samples."""
     asked = [payload for sample in samples for payload in (*payloads_of(sample)[0], payloads_of(sample)[1])]
     return len({json.dumps(payload, sort_keys=True) for payload in asked})
 
 
 def expected_statements(sample: Row) -> list[tuple[str, bool, tuple[str, ...]]]:
-    """The (text, covered, context ids) of a sample, sorted."""
+    """Return the text, the coverage and the context ids of each expected statement of a sample, sorted."""
     kept = [(str(number), expected_summary(text)) for number, text in enumerate(sample["contexts"], start=1)]
     ids = [name for name, summary in kept if summary is not None]
     texts = [summary for _, summary in kept if summary is not None]
@@ -274,7 +275,7 @@ def expected_statements(sample: Row) -> list[tuple[str, bool, tuple[str, ...]]]:
 
 
 def read_statements(output: Path) -> dict[str, list[tuple[str, bool, tuple[str, ...]]]]:
-    """The (text, covered, context ids) of every sample, sorted."""
+    """Return the text, the coverage and the context ids of each statement by sample, sorted."""
     found = defaultdict(list)
     for row in read_table(output, "statements"):
         found[row["sample_id"]].append((row["text"], row["covered"], tuple(row["sources"])))
@@ -282,45 +283,45 @@ def read_statements(output: Path) -> dict[str, list[tuple[str, bool, tuple[str, 
 
 
 def read_table(output: Path, name: str) -> list[Row]:
-    """The rows of a table of an output."""
+    """Return the rows of a table of an output."""
     rows: list[Row] = pq.read_table(output / name).to_pylist()
     return rows
 
 
 def read_manifest(output: Path) -> Row:
-    """The manifest of an output."""
+    """Return the manifest of an output."""
     manifest: Row = json.loads((output / "manifest.json").read_text(encoding="utf-8"))
     return manifest
 
 
 def sorted_rows(output: Path, name: str) -> list[str]:
-    """The rows of a table as JSON, sorted."""
+    """Return the rows of a table as JSON, sorted."""
     return sorted(json.dumps(row, sort_keys=True, ensure_ascii=False) for row in read_table(output, name))
 
 
 def canonical(output: Path) -> dict[str, list[str]]:
-    """The result tables as canonical JSON, rows sorted."""
+    """Return the result tables as canonical JSON with sorted rows."""
     return {name: sorted_rows(output, name) for name in RESULTS}
 
 
 def sum_usage(output: Path, name: str) -> int:
-    """A column of the table usage, over all stages."""
+    """Return the sum of a column of the table usage over all stages."""
     return sum(int(row[name]) for row in read_table(output, "usage"))
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """All files of a folder: time of change and content."""
+    """Return the time of the last change and the content of all files of a folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
 def times(arrivals: Iterable[Arrival]) -> list[float]:
-    """When requests arrived, in order."""
+    """Return the arrival times of the requests in order."""
     return sorted(arrival.at for arrival in arrivals)
 
 
 def most_within(moments: Sequence[float], seconds: float, weights: Sequence[float] | None = None) -> float:
-    """The most (or the heaviest) that came within any window of so many seconds."""
+    """Return the maximum count, or the maximum weight, in any window of this length in seconds."""
     weights = weights or [1.0] * len(moments)
     most = total = 0.0
     first = 0

@@ -1,4 +1,4 @@
-"""Whole commands of `untold` in this process: one Spark session, one Ray and one answering process for many runs."""
+"""Run commands of `untold` in this process. The runs share one Spark session, one Ray cluster and one actor process."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from untold.jobs.settings.model import RaySettings, Settings
 
 
 class RunHere:
-    """`untold` in this process: gives what `harness.score` gives, without what a JVM and a Ray of its own cost.
+    """Run `untold` in this process. The result is the same as in `harness.score`, without a new JVM and a new Ray.
 
-    Not for what only a process of its own can show: kills, signals, how the command itself ends, locks between
-    processes, limits over jobs.
+    This does not work for tests that need a separate process: kills, signals, the end of the command, locks between
+    processes, and limits of a Ray job.
     """
 
     def __init__(self, spark: SparkSession, cluster: SharedCluster) -> None:
@@ -43,11 +43,11 @@ class RunHere:
         self._kept: _KeptProcess | None = None
 
     def __call__(self, *given: Any, environment: Mapping[str, str] | None = None, **options: Any) -> Ended:
-        """Runs `untold score`, or another command, to its end; takes what `words_of` takes."""
+        """Run `untold score`, or another command, to its end. The arguments are the same as in `words_of`."""
         return self.command(words_of(*given, **options), environment)
 
     def command(self, words: Sequence[str], environment: Mapping[str, str] | None = None) -> Ended:
-        """Runs these words of a command line. It reads the `environment`; its actors have that of the cluster."""
+        """Run a command line with this `environment`. The actors use the environment of the cluster."""
         out, err, began = StringIO(), StringIO(), monotonic()
         address = {"UNTOLD_RAY__ADDRESS": self._cluster.address, **SHARED_RAY}
         known = {**clean_environment(), **address, **(environment or {})}
@@ -60,11 +60,11 @@ class RunHere:
 
     @contextmanager
     def runner(self, folder: Path, settings: Settings, *names: str) -> Iterator[StageRunner]:
-        """What asks the stages of these names under the settings; steps and store lie in the folder."""
+        """Yield a runner of these stages with the settings. The steps and the store are in the folder."""
         settings = settings.model_copy(update={"ray": RaySettings(address=self._cluster.address)})
         interrupts, display = Interrupts(), Display(StringIO())
         answering = ProcessWhenNeeded(settings.ray, interrupts)
-        # An id of its own, as each start has: it is in the names of all files that it writes
+        # Each run has a unique id, because the id is in the names of all of its files
         engines = Engines(self._spark, display, interrupts, answering, f"run-{uuid4().hex}")
         stages = {name: bind_stage(name, settings) for name in names}
         workspace = Workspace(self._spark, str(folder / f"steps-{monotonic()}"))
@@ -75,7 +75,7 @@ class RunHere:
 
     @contextmanager
     def answering(self, count: int) -> Iterator[list[ActorProcess]]:
-        """So many answering processes on the one cluster, as so many runs have."""
+        """Start the given number of actor processes on the same cluster, as for several runs."""
         with patch.dict(os.environ, SHARED_RAY):
             processes = [ActorProcess(RaySettings(address=self._cluster.address), Interrupts()) for _ in range(count)]
         try:
@@ -86,13 +86,13 @@ class RunHere:
             self._cluster.forget()
 
     def close(self) -> None:
-        """Ends the answering process and its actors; the next run starts another."""
+        """Stop the actor process and its actors. The next run starts a new process."""
         if self._kept is not None:
             self._kept.end()
         self._kept = None
 
     def _process(self, ray: RaySettings, interrupts: Interrupts) -> ActorProcess:
-        """The process of the run before, where that ended well; it begins each job with settings of its own."""
+        """Return the process of the previous run if it ended well. Each job in the process has its own settings."""
         if self._kept is None or not self._kept.usable:
             self.close()
             self._kept = _KeptProcess(ray, interrupts)
@@ -101,7 +101,7 @@ class RunHere:
 
     @contextmanager
     def _conf_kept(self) -> Iterator[None]:
-        """A run sets its Spark settings on the session that there is; the next test finds its own again."""
+        """Restore the Spark settings of the session after a run, because each run changes them."""
         before = dict(self._spark.conf.getAll)
         try:
             yield
@@ -114,19 +114,19 @@ class RunHere:
 
 
 class _KeptProcess(ActorProcess):
-    """An answering process that outlives the run which started it; one that broke or was told to stop does not."""
+    """An actor process that outlives its run, unless the process failed or was stopped."""
 
     def serve(self, interrupts: Interrupts) -> None:
         self.interrupts = interrupts
 
     def leave(self) -> None:
-        """The next run has more for it."""
+        """Do nothing, because the next run uses the process."""
 
     def close(self) -> None:
-        """The next run has more for it."""
+        """Do nothing, because the next run uses the process."""
 
     def end(self) -> None:
-        """Ends it, as its run would have."""
+        """Stop the process in the same way as a run."""
         super().leave()
         super().close()
 
@@ -140,7 +140,7 @@ def _exit_code(words: Sequence[str]) -> int:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Gives SIGINT and SIGTERM back to who had them: a run takes them over for its process."""
+    """Restore the handlers of SIGINT and SIGTERM after a run, because each run replaces them."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

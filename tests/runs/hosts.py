@@ -1,4 +1,4 @@
-"""Two hosts and a driver, each a network namespace: Ray and Spark over both, and what is killed there.
+"""Run Ray and Spark on two hosts and a driver, and kill some of their processes. Each host is a network namespace.
 
 `python -m tests.runs.hosts FOLDER` runs in the namespace of the driver and leaves the outputs in the folder.
 """
@@ -32,16 +32,16 @@ SPARK_HOME = Path(pyspark.__file__).parent
 
 
 def ip(*words: str) -> None:
-    """Runs `ip`. Raises PermissionError where that is not allowed or not there."""
+    """Run `ip`. Raise PermissionError if it is not permitted or not installed."""
     try:
         subprocess.run(["ip", *words], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise PermissionError(f"no network namespaces can be made here: ip {' '.join(words)}") from error
+        raise PermissionError(f"cannot create a network namespace: ip {' '.join(words)}") from error
 
 
 @contextmanager
 def hosts() -> Iterator[None]:
-    """The namespaces, joined by a bridge in that of the driver."""
+    """Create the namespaces of the hosts and a bridge between them in the namespace of the driver."""
     with ExitStack() as stack:
         for name in ADDRESSES:
             ip("netns", "add", name)
@@ -59,7 +59,7 @@ def hosts() -> Iterator[None]:
 
 
 class Machines:
-    """Ray and Spark on both hosts, from the driver's namespace. `settings`: what a run there needs."""
+    """Ray and Spark on both hosts, started from the namespace of the driver. `settings` are the settings of a run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -76,7 +76,7 @@ class Machines:
         self.environment = {**RAY, "SPARK_LOCAL_IP": head}
 
     def start(self) -> None:
-        """Starts all of it and waits until it is up. Raises RuntimeError where something does not start."""
+        """Start all processes and wait until they are ready. Raise RuntimeError if a process does not start."""
         head = ADDRESSES[DRIVER]
         ray = ["--object-store-memory", str(80 * 2**20), "--block"]
         self._ray(DRIVER, "--head", "--port", "6399", "--num-cpus", "0", "--include-dashboard", "false", *ray)
@@ -108,7 +108,7 @@ class Machines:
         self._processes[host, name] = process
 
     def _wait(self, host: str) -> None:
-        """Until Ray and Spark say that they are up. Raises RuntimeError where one does not."""
+        """Wait until Ray and Spark are ready. Raise RuntimeError if one of them does not start."""
         for name, said in {"ray": "Ray runtime started", "spark": "uccessfully registered|New state: ALIVE"}.items():
             log, process = self._folder / f"{host}-{name}.log", self._processes[host, name]
             end = monotonic() + WAIT_SECONDS
@@ -116,16 +116,16 @@ class Machines:
                 if monotonic() > end:
                     raise RuntimeError(f"{name} on {host} did not start: {text[-1000:]}")
                 if process.poll() is not None:
-                    # A node of Ray gives up after 30 s, which a busy machine needs
+                    # A node of Ray stops after 30 seconds, which is too short for a busy machine
                     self._start(host, name, self._commands[host, name])
                     process = self._processes[host, name]
                 sleep(0.5)
 
     def kill(self, word: str, host: str | None = None) -> None:
-        """`kill -9` of one process with this word in its command line, on the host or on any."""
+        """Kill one process with this word in its command line with SIGKILL, on the host or on any host."""
         found = [one for one in self._below(host) if word in _words(one)]
         if not found:
-            raise LookupError(f"no process {word} on {host or 'any host'}")
+            raise LookupError(f"there is no process {word} on {host or 'any host'}")
         found[0].kill()
 
     def _below(self, host: str | None) -> list[psutil.Process]:
@@ -143,14 +143,14 @@ class Machines:
 
 
 def _words(process: psutil.Process) -> str:
-    """The command line of a process; nothing of one that has ended."""
+    """Return the command line of a process, or an empty text if the process has ended."""
     with suppress(psutil.Error):
         return " ".join(process.cmdline())
     return ""
 
 
 def main(folder: Path) -> None:
-    """Runs nli and icat over the hosts and on one machine; prints how each ended and how many calls it took."""
+    """Run nli and icat on the hosts and on one machine. Print the end of each run and the number of its calls."""
     machines = Machines(folder)
     one, two = HOSTS
     kills: dict[str, list[Callable[[], None]]] = {

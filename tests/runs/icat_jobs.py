@@ -1,4 +1,4 @@
-"""Jobs of the metric icat over symbolic worlds beside brute force: what each source finds, and what tables say."""
+"""Compare jobs of the metric icat on symbolic worlds with brute force: the hits of each source and the tables."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ from tests.runs.worlds import rows_by_sample, scores_of
 ICAT = ("--metric", "icat")
 TOP = 10
 MEASURES = ("s_fact", "s_coverage", "icat", "claims")
-# All but those of which early stop changes something
+# All tables that do not depend on early stopping
 CONCLUSIONS = ("samples", "statements", "scores", "measures", "chunks", "failures", "summary", "measures_summary")
 TABLES = (*CONCLUSIONS, "claims", "evidence")
 _TOKEN = re.compile(r"\w+|[^\w\s]+")
-# What a claim of a sample finds, best first
+# The hits for a claim of a sample, with the best hit first
 Source = Callable[[Mapping[str, Any]], Found]
 
 
 def embedder(server: ModelServer) -> dict[str, str]:
-    """Settings that have the server give vectors."""
+    """Return the settings that send requests for vectors to the server."""
     return {"embeddings.base_url": server.base_url, "embeddings.model": "embedder"}
 
 
 def searcher(server: ModelServer) -> dict[str, str]:
-    """Settings that have the server search the web, without a limit."""
+    """Return the settings that send web searches to the server, without a rate limit."""
     place = {"search.base_url": server.search_url, "search.api_key_env": "null"}
     return {"knowledge.source": "web", **place, "search.requests_per_minute": "null"}
 
 
 class Nearest:
-    """Chunks by their cosines with a claim, to six decimals, then by their ids. All chunks are compared."""
+    """Chunks sorted by their cosine with a claim to six decimals, and then by id. All chunks are compared."""
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self._chunks, self._known = list(chunks), dict[str, tuple[list[Chunk], list[float]]]()
         self._vectors = _unit([chunk.text for chunk in self._chunks]) if self._chunks else _unit([""])[:0]
 
     def __call__(self, claim: str) -> Sequence[Chunk]:
-        """The best of them."""
+        """Return the best chunks."""
         return self._search(claim)[0]
 
     def cosines(self, claim: str) -> Sequence[float]:
-        """Of the best of them, to six decimals."""
+        """Return the cosines of the best chunks to six decimals."""
         return self._search(claim)[1]
 
     def _search(self, claim: str) -> tuple[list[Chunk], list[float]]:
@@ -77,7 +77,7 @@ def _unit(texts: Sequence[str]) -> Any:
 
 
 def in_contexts(sample: Mapping[str, Any]) -> Found:
-    """A sample's own contexts; a chunk's id names its text."""
+    """Return the contexts of a sample as chunks. The id of a chunk contains the id of its text."""
     chunks = []
     for number, context in enumerate(sample["contexts"], start=1):
         named = {"id": str(number), "text": context} if isinstance(context, str) else context
@@ -87,13 +87,13 @@ def in_contexts(sample: Mapping[str, Any]) -> Found:
 
 
 def in_index(documents: Iterable[Mapping[str, str]]) -> Source:
-    """A corpus, the same for all samples."""
+    """Return a corpus that is the same for all samples."""
     nearest = Nearest([chunk for one in documents for chunk in cut(dict(one))])
     return lambda _: nearest
 
 
 def on_the_web(_: Mapping[str, Any]) -> Found:
-    """The search of the server, in its order."""
+    """Return the hits of the web search of the server, in its order."""
 
     def found(claim: str) -> list[Chunk]:
         hits = search(claim, TOP)
@@ -107,12 +107,12 @@ def _named_by_text(chunk: Chunk) -> Chunk:
 
 
 def words_among(texts: Iterable[str]) -> list[str]:
-    """The words that the tiny classifier of the tests knows."""
+    """Return the words in the vocabulary of the tiny classifier."""
     return sorted({word for text in texts for word in _TOKEN.findall(text)})
 
 
 def verify_by_words(words: Iterable[str]) -> Callable[[str, str], str]:
-    """What that classifier says: a chunk entails a claim of whose known words it has every one."""
+    """Return a function with the verdict of the tiny classifier. A chunk must contain all known words of the claim."""
     known = frozenset(words)
 
     def verify(chunk: str, claim: str) -> str:
@@ -123,13 +123,13 @@ def verify_by_words(words: Iterable[str]) -> Callable[[str, str], str]:
 
 
 def write_corpus(path: Path, documents: Iterable[Mapping[str, str]]) -> Path:
-    """The documents as JSON Lines."""
+    """Write the documents as JSON Lines."""
     path.write_text("".join(json.dumps(one) + "\n" for one in documents), encoding="utf-8")
     return path
 
 
 def write_annotations(path: Path, annotations: Iterable[Annotation]) -> Path:
-    """The annotations as JSON Lines, as their topics have spaces."""
+    """Write the annotations as JSON Lines, because the topics contain spaces."""
     names = ("query_id", "subtopic_id", "doc_id", "relevance")
     rows = (dict(zip(names, one, strict=True)) for one in annotations)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -137,7 +137,7 @@ def write_annotations(path: Path, annotations: Iterable[Annotation]) -> Path:
 
 
 def concluded(expected: ExpectedIcat) -> Row:
-    """What brute force makes of a sample, in the form of `read_concluded`."""
+    """Return the result of brute force for a sample, in the form of `read_concluded`."""
     return {
         "status": expected.status,
         "measures": {name: tuple(map(_rounded, ends)) for name, ends in expected.measures.items()},
@@ -147,15 +147,17 @@ def concluded(expected: ExpectedIcat) -> Row:
 
 
 def failed(claims: Sequence[tuple[Any, ...]] = ()) -> Row:
-    """What stands of a sample that lacks something, but for its claims."""
+    """Return the result for a failed sample. Only its claims are known."""
     unknown = (None, 0.0, 1.0)
     measures = {**dict.fromkeys(MEASURES, unknown), "claims": (None, None, None)}
     return {"status": "failed", "measures": measures, "aspects": [], "claims": list(claims)}
 
 
 def read_concluded(output: Path) -> dict[str, Row]:
-    """By sample: status; measures (value, low, high) by name; aspects (given id, text, positions of claims); claims
-    (text, verdict, evidence, chunks by rank with their relations).
+    """Return the results of each sample: status, measures, aspects and claims.
+
+    A measure is the value with its bounds, by name. An aspect is the given id, the text and the positions of its
+    claims. A claim is the text, the verdict, the evidence and the chunks by rank with their relations.
     """
     measures, statements = rows_by_sample(output, "measures"), rows_by_sample(output, "statements")
     claims, judged = rows_by_sample(output, "claims"), _judged(output)
@@ -188,7 +190,7 @@ def _judged(output: Path) -> dict[str, list[tuple[str, str | None]]]:
 
 
 def _check_score(row: Row, measures: Sequence[Row], statements: Sequence[Row], claims: Sequence[Row]) -> None:
-    """A score says what the tables beside it say."""
+    """Check a score against the other tables."""
     (icat,) = [one for one in measures if one["measure"] == "icat"]
     assert [row[name] for name in ("score", "score_low", "score_high")] == [
         icat[name] for name in ("value", "value_low", "value_high")
@@ -205,10 +207,10 @@ def _position(name: str) -> int:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Brute force counts in fractions."""
+    """Round the value, because brute force uses fractions."""
     return None if value is None else round(value, 12)
 
 
 def chunks_of(output: Path) -> dict[str, tuple[str, str]]:
-    """By its id a chunk's document and text."""
+    """Return the document and the text of each chunk by its id."""
     return {row["chunk_id"]: (row["document_id"], row["text"]) for row in read_table(output, "chunks")}

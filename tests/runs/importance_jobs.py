@@ -1,4 +1,4 @@
-"""What a job of the metric importance wrote, beside brute force."""
+"""Compare the output of a job of the metric importance with brute force."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = "importance"
 
 
 def assert_concluded(output: Path, expected: Expected) -> None:
-    """Every table of an output is that of brute force."""
+    """Check that every table of an output equals the result of brute force."""
     assert_scores(output, expected)
     assert_measures(output, expected)
     assert_facts(output, expected)
@@ -24,7 +24,7 @@ def assert_concluded(output: Path, expected: Expected) -> None:
 
 
 def assert_scores(output: Path, expected: Expected, *, alone: bool = True) -> None:
-    """Status, score, bounds and counts; `alone`: of all samples that there are."""
+    """Check the status, the score, the bounds and the counts. With `alone`, the output has no other samples."""
     rows = scores_of(output)
     assert rows.keys() == expected.keys() if alone else rows.keys() > expected.keys()
     for name, one in expected.items():
@@ -39,7 +39,7 @@ def assert_scores(output: Path, expected: Expected, *, alone: bool = True) -> No
 
 
 def assert_measures(output: Path, expected: Expected, *, alone: bool = True) -> None:
-    """Value, low and high of each measure; `alone`: of all samples that there are."""
+    """Check the value and the bounds of each measure. With `alone`, the output has no other samples."""
     found = rows_by_sample(output, "measures")
     assert found.keys() == expected.keys() if alone else found.keys() > expected.keys()
     for name, one in expected.items():
@@ -50,7 +50,7 @@ def assert_measures(output: Path, expected: Expected, *, alone: bool = True) -> 
 
 
 def assert_facts(output: Path, expected: Expected) -> None:
-    """The table `statements`, every column of it."""
+    """Check every column of the table `statements`."""
     found = rows_by_sample(output, "statements")
     assert found.keys() == {name for name, one in expected.items() if one.facts}
     for name, rows in found.items():
@@ -72,7 +72,7 @@ def _assert_fact(row: Row, fact: ExpectedFact, name: str) -> None:
 
 
 def assert_claims(output: Path, expected: Expected) -> None:
-    """The tables `claims`, `evidence` and `chunks`."""
+    """Check the tables `claims`, `evidence` and `chunks`."""
     claims, evidence = rows_by_sample(output, "claims"), rows_by_sample(output, "evidence")
     assert claims.keys() == {name for name, one in expected.items() if one.claims}
     known = {row["chunk_id"] for row in read_table(output, "chunks")}
@@ -95,11 +95,11 @@ def assert_claims(output: Path, expected: Expected) -> None:
 
 
 def assert_pooled(output: Path, expected: Expected, systems: Mapping[str, str | None]) -> None:
-    """The shares over all claims, and claims a fact, of all samples and of each system."""
+    """Check the shares of all claims and the number of claims per fact, for all samples and for each system."""
     rows = {(row["measure"], row["system"]): row for row in read_table(output, "measures_summary")}
     for system in {None, *systems.values()}:
         own = [one for name, one in expected.items() if system in (None, systems[name])]
-        # Without claims to be judged a sample has no precision, nor bounds of it
+        # A sample without judged claims has no precision and no bounds of the precision
         judged = [claim.verdict for one in own if one.measures["precision"][1] is not None for claim in one.claims]
         for verdict in ("supported", "contradicted", "not_supported"):
             row, said = rows[f"{verdict}_share", system], judged.count(verdict)

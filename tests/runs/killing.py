@@ -1,4 +1,7 @@
-"""`kill -9` of whole runs in their stages: they go on, ask nothing that is stored again, and come to the same."""
+"""Kill runs with SIGKILL in their stages.
+
+The next run continues, sends no stored request again, and has the same result.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,16 @@ from tests.runs.here import RunHere
 IN_FLIGHT = 2
 LATENCY = 0.3
 FLUSH_SECONDS = 0.5
-# Requests in flight of runs that are killed as they are, without a stage that is slow
+# The number of requests in flight when a run without a slow stage is killed
 _AT_ONCE = 8
-# Requests of a stage that are seen before it is killed, and the share of them where there are few; then how many of one
-# that was killed before, as there may be a handful when it is asked again
+# The number of requests of a stage before the kill, their share if the stage has few requests, and the number in a
+# second run of the stage, which has few requests left
 _SEEN, _SHARE, _SEEN_AGAIN = 20, 4, 2
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A run that nothing befell: how often each stage was asked, and its output; and a server on which to repeat it."""
+    """An undisturbed run: the number of requests by stage, the output, and the server to repeat the run."""
 
     server: ModelServer
     samples: Path
@@ -44,8 +47,8 @@ def run_whole(
     stages: Sequence[str],
     settings: Mapping[str, Any],
 ) -> Whole:
-    """Runs the metric over the samples, into the folder that they are in."""
-    # One text a call, so that calls can be counted as requests
+    """Run the metric for the samples and write the output into the folder of the samples."""
+    # Each call has one text, so that the number of calls equals the number of requests
     place = {"embeddings.base_url": server.base_url, "embeddings.model": "embedder", "embeddings.batch": 1}
     slow = {
         "llm.max_concurrency": IN_FLIGHT,
@@ -61,23 +64,23 @@ def run_whole(
 
 
 def kill_in_stages(run_here: RunHere, whole: Whole, output: Path, stages: Sequence[str]) -> None:
-    """Starts the run again and again, each time killed in the next stage, and once to its end.
+    """Kill the run in each of the stages, and then run it to the end.
 
-    A stage that comes twice is killed once more when it is asked again. What was not durable at a kill is asked twice:
-    what was on its way, and what came since the last flush; nothing else is.
+    A stage that occurs twice is also killed in its second run. The only requests sent twice are the requests without a
+    durable completion: the requests in flight and the completions since the last flush.
     """
     server, words = whole.server, ("--metric", whole.metric)
     server.reset()
     lost = known = 0
     for place, stage in enumerate(stages):
         few = min(_SEEN, max(1, whole.asked[stage] // _SHARE))
-        # The stage that is to be killed is slow, those before it are not
+        # The stage before the kill is slow, and the earlier stages are fast
         server.configure(rules=[{"when": {"stage": stage}, "do": {"delay": LATENCY}}])
         run = Run(server, whole.samples, output, *words, settings=whole.settings)
         run.wait_for(server, server.count(stage) + (_SEEN_AGAIN if stage in stages[:place] else few), stage)
         killed_at = time()
         run.kill()
-        # What was on its way to the server still arrives
+        # The requests in flight still arrive at the server
         sleep(2 * LATENCY)
         assert read_manifest(output)["status"] == "running"
         before, known = known, stored(output)
@@ -102,7 +105,7 @@ def kill_among(
     distinct: int,
     **more: Any,
 ) -> None:
-    """Kills a run once so many requests of a stage came, and lets it go on: only what was at risk is asked twice."""
+    """Kill a run after this number of requests of a stage and resume it. Only requests at risk are sent twice."""
     settings = {"llm.max_concurrency": _AT_ONCE, **more}
     at_risk = kill_at(server, samples, output, metric, stage, arrivals, **settings)
     ended = run_here(server, samples, output, "--metric", metric, settings=settings)
@@ -113,24 +116,24 @@ def kill_among(
 def kill_at(
     server: ModelServer, samples: Path, output: Path, metric: str, stage: str, arrivals: int, **settings: Any
 ) -> int:
-    """Kills a run once so many requests of a stage came. How many may be asked twice: those in flight or unflushed."""
+    """Kill a run after this number of requests of a stage and return the number of requests at risk."""
     settings = {"llm.max_concurrency": _AT_ONCE, **settings}
     run = Run(server, samples, output, "--metric", metric, settings=settings)
     run.wait_for(server, arrivals, stage)
     killed_at = time()
     run.kill()
-    # What came since the last flush, a second
+    # The completions since the last flush, which runs every second
     return _AT_ONCE + sum(moment >= killed_at - 1.0 for moment in times(server.arrivals()))
 
 
 def assert_same_tables(output: Path, other: Path, tables: Sequence[str]) -> None:
-    """Two outputs have the same rows, in whatever order."""
+    """Check that two outputs have the same rows in any order."""
     for table in tables:
         assert sorted_rows(output, table) == sorted_rows(other, table), table
 
 
 def stored(output: Path) -> int:
-    """How many requests have an answer on the disk."""
+    """Return the number of requests with a completion on the disk."""
     files = (output / "completions").glob("v1/*/*.parquet")
     kept = [file for file in files if file.name[0] not in "._"]
     return len({one for file in kept for one in pq.read_table(file, columns=["request_id"])["request_id"].to_pylist()})

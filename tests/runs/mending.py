@@ -1,4 +1,4 @@
-"""Whole jobs among every kind of fault in every stage: all that was lost is as predicted, and later starts mend it."""
+"""Run jobs with all kinds of errors in all stages. The lost requests are as predicted, and later runs retry them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ONCE: Sequence[Any] = (LIMITED, {"status": 500}, "refuse", "cut_json", {"status
 _ALWAYS: Sequence[Any] = ({"status": 500}, "html", *({"status": status} for status in (400, 403, 408)))
 _SAID: Sequence[Any] = ("empty", "length", "filter", {"finish": "error"}, "no_usage")
 _VECTORS = ("nan", "zero", "drop")
-# Connections and timeouts of a machine under load come of no rule
+# The rules do not include connection errors and timeouts, because a busy machine also has them
 _SEEN = {*ERRORS.values(), "filtered", *ASKED_ONCE, f"http_{RETRIED}"} - {"timeout", "connection"}
 
 Request = tuple[str, str]  # a stage and its variables
@@ -28,9 +28,12 @@ SampleT = TypeVar("SampleT")
 
 
 def faults_of(stages: Sequence[str], *, unread: Collection[str], hanging: Collection[str] = ()) -> list[Row]:
-    """A hundredth of each fault in each stage, once or until the end of all attempts.
+    """Return rules for all types of errors.
 
-    `unread`: the stages that garbage is no answer to; elsewhere any text is one. `hanging`: those that hang, once.
+    Each rule affects one percent of the requests of a stage, once or in all attempts.
+
+    `unread`: the stages that cannot parse garbage. All other stages accept any text. `hanging`: the stages that hang
+    once.
     """
     prompted = [stage for stage in stages if stage not in LOOKUPS]
     rules = [_rule(stage, deed, attempt_below=2) for stage in stages for deed in _ONCE]
@@ -47,9 +50,9 @@ def _rule(stage: str, deed: Any, **more: Any) -> Row:
 
 @dataclass
 class Fates:
-    """What becomes of requests: those of `known` by what came of them in earlier starts, others by the rules.
+    """The results of requests: the results of earlier runs in `known`, and for other requests the rules.
 
-    `asked`: the error type of what was asked, None where it was answered.
+    `asked`: the error type of each sent request, or None if the request succeeded.
     """
 
     rules: Sequence[Row]
@@ -57,25 +60,25 @@ class Fates:
     asked: dict[Request, str | None] = field(default_factory=dict)
 
     def of(self, stage: str, **variables: Any) -> str | None:
-        """The error type of a request that is not asked yet, or None."""
+        """Return the error type of a request without sending it, or None."""
         request = request_of(stage, variables)
         if request in self.known:
             return self.known[request]
         return fate_of({"stage": stage, **_as_sent(stage, variables)}, self.rules).error_type
 
     def ask(self, stage: str, **variables: Any) -> str | None:
-        """The same of one that is asked now."""
+        """Send a request and return its error type, or None."""
         error = self.of(stage, **variables)
         self.asked[request_of(stage, variables)] = error
         return error
 
     def lasting(self) -> dict[Request, str | None]:
-        """What a later start does not ask again."""
+        """Return the requests that a later run does not send again."""
         return {request: error for request, error in self.asked.items() if error not in PASSING}
 
 
 def request_of(stage: str, variables: Mapping[str, Any]) -> Request:
-    """What tells requests apart."""
+    """Return the key of a request."""
     return stage, json.dumps(variables, sort_keys=True)
 
 
@@ -87,7 +90,7 @@ def _as_sent(stage: str, variables: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass
 class Expectation(Generic[SampleT]):
-    """What must come of a start: each sample, and what of its requests was lost: sample_id, stage, error type."""
+    """The expected results of a run: each sample, and the lost requests with sample_id, stage and error type."""
 
     samples: dict[str, SampleT] = field(default_factory=dict)
     failures: Counter[tuple[str, str, str]] = field(default_factory=Counter)
@@ -101,10 +104,11 @@ def assert_mended(
     expect: Callable[[Fates], Expectation[SampleT]],
     check: Callable[[Mapping[str, SampleT]], None],
 ) -> Expectation[SampleT]:
-    """Starts a job among the faults of these rules, without them, and with `--retry-failed`.
+    """Run a job with the errors of these rules, then without errors, and then with `--retry-failed`.
 
-    start: runs it with these flags; expect: what must come of all samples; check: asserts that of the tables but
-    failures. Each start asks what it has to and no more; the last one leaves nothing lost. What came of the first.
+    start: run the job with the given flags. expect: return the expected results of all samples. check: compare the
+    tables with these results, except for failures. Each run only sends the missing requests, and the last run has no
+    failures. Return the expected results of the first run.
     """
 
     def assert_ended(ended: Ended, code: int, expected: Expectation[SampleT]) -> None:
@@ -120,7 +124,7 @@ def assert_mended(
     assert set(fates.asked.values()) >= _SEEN
     assert {stage for stage, _ in fates.asked} == {rule["when"]["stage"] for rule in rules}
 
-    # What may pass is asked again, without what was answered
+    # Requests with a temporary error are sent again, and requests with a completion are not
     server.configure(rules=[])
     server.reset()
     later = Fates([], fates.lasting())

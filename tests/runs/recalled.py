@@ -1,4 +1,4 @@
-"""The tables of the metric longrecall beside brute force."""
+"""Compare the tables of the metric longrecall with brute force."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BASELINES = ("arecall", "erecall", "holistic")
 
 
 def assert_as_expected(tables: Tables, expected: Mapping[str, ExpectedRecall]) -> None:
-    """Every table but failures is what brute force makes of the samples."""
+    """Check that every table except failures equals the result of brute force."""
     rows = {name: _by_sample(tables[name]) for name in TABLES}
     assert rows["scores"].keys() == expected.keys()
     for name, one in expected.items():
@@ -74,7 +74,7 @@ def _statements(rows: list[Row]) -> list[Statement]:
 
 
 class _Known(dict[str, Any]):
-    """What baselines say, where nothing and null are the same."""
+    """The baselines of a row. A missing value and a null value are equal."""
 
     def __eq__(self, other: object) -> bool:
         assert isinstance(other, Mapping)
@@ -104,6 +104,6 @@ def _assert_shown(rows: list[Row], one: ExpectedRecall, name: str) -> None:
     ]
     bare = [[replace(each, cosine=None) for each in some] for some in ordered]
     assert bare[0] == bare[1], name
-    # Of vectors in single precision: the last of six decimals may be another
+    # The vectors have single precision, so the sixth decimal can differ
     first, second = ([each.cosine for each in some] for some in ordered)
     assert first == pytest.approx(second, abs=2e-6), name

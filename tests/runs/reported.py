@@ -1,4 +1,4 @@
-"""A report of a finished job beside the tables that the job wrote."""
+"""Compare the report of a finished job with the tables of the job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DRAWN = ("contradiction", "contradictory")
 
 
 def assert_reported(output: Path) -> list[Row]:
-    """Every score, statement, claim and failure of the tables is in the report; gives its samples."""
+    """Check that the report contains all scores, statements, claims and failures of the tables. Return its samples."""
     data = data_of(make_report([open_run(output)]))
     samples: list[Row] = data["samples"]
     found = {(one["id"], metric): own for one in samples for metric, own in one["metrics"].items()}

@@ -1,4 +1,4 @@
-"""A Spark of its own with a master and two workers on loopback, one of which may see another disk than everybody."""
+"""Start a standalone Spark with a master and two workers on loopback. One of the workers can have a different disk."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ START_SECONDS = 120.0
 
 
 class Standalone:
-    """`master` is what `spark.master` names; `settings` and `environment` are what a driver beside it needs.
+    """`master` is the value of `spark.master`. The driver needs `settings` and `environment`.
 
-    One of the workers does not see what lies in `hidden`: a disk of its own is mounted there. Raises PermissionError
-    where this process may not mount anything.
+    One of the workers cannot see the files in `hidden`, because another disk is mounted there. Raise PermissionError if
+    this process is not permitted to mount a disk.
     """
 
     environment: Mapping[str, str] = {"SPARK_LOCAL_IP": "127.0.0.1"}
@@ -35,7 +35,7 @@ class Standalone:
         self._folder, self._processes = folder, list[subprocess.Popen[bytes]]()
         blind = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {shlex.quote(str(hidden))} && exec "$@"', "sh"]
         if subprocess.run([*blind, "true"], capture_output=True, check=False).returncode:
-            raise PermissionError("no mount namespace can be made here")
+            raise PermissionError("cannot create a mount namespace on this machine")
         self._start("master.Master", "-h", "127.0.0.1", "-p", str(port), "--webui-port", "0")
         worker = ["worker.Worker", "-h", "127.0.0.1", "-c", "1", "-m", "1g", "--webui-port", "0"]
         for number, before in enumerate(([], blind)):
@@ -55,11 +55,11 @@ class Standalone:
         while (self._folder / "master.Master.log").read_text().count("Registering worker") < 2:
             if monotonic() > until:
                 self.close()
-                raise TimeoutError(f"the workers did not come; see {self._folder}")
+                raise TimeoutError(f"the workers did not start; see the logs in {self._folder}")
             sleep(0.5)
 
     def close(self) -> None:
-        """Ends master and workers."""
+        """Stop the master and the workers."""
         for process in reversed(self._processes):
             process.terminate()
             process.wait()

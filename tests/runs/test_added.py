@@ -1,4 +1,4 @@
-"""Metrics that are added to an output: what is there stays, and is not asked again."""
+"""Test that metrics can be added to an output. The existing tables stay, and no stored request is sent again."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def test_a_metric_is_added_whichever_way_it_is_asked_for(
 
 
 @pytest.mark.slow
-def test_a_metric_that_cannot_be_paid_for_leaves_those_that_are_there(
+def test_a_metric_over_budget_keeps_the_existing_metrics(
     run_here: RunHere, server: ModelServer, tmp_path: Path
 ) -> None:
-    # Read as a list of texts by e2e, and as aspects with ids by icat
+    # The metric e2e reads the aspects as texts, and icat reads them as aspects with ids
     samples = [{**sample, "aspects": ["height", "year"]} for sample in make_samples(4)]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     output = tmp_path / "out"

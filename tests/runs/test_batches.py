@@ -1,4 +1,7 @@
-"""Runs whose requests are asked in batches: the tables of calls, whatever goes wrong, and each request paid once."""
+"""Test runs with batches.
+
+Their tables equal the tables of calls for all kinds of errors, and each request is paid once.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def test_batches_give_the_tables_of_calls_at_half_the_price(
     run_here: RunHere, server: ModelServer, tmp_path: Path
 ) -> None:
     samples, output = write_samples(tmp_path / "samples.jsonl", SAMPLES), tmp_path / "out"
-    # As a batch knows nothing of schemas before its first answer
+    # A batch cannot use the schemas of an endpoint before the first completion
     calls = BATCH | {"llm.backend": "process", "llm.structured": "off"}
     assert run_here(server, samples, tmp_path / "calls", settings=calls).code == 0
     server.reset()
@@ -69,7 +72,7 @@ def test_batches_give_the_tables_of_calls_at_half_the_price(
     )
     unknown = run_here.command(["batches", str(output), "cancel", "--id", "batch_99"])
     assert (unknown.code, "has no batch batch_99" in unknown.err) == (1, True)
-    # What is cancelled has its answers by then, and is not asked again
+    # The canceled batch already has completions, so its requests are not sent again
     assert run_here.command(["batches", str(output), "cancel", "--id", "batch_1"]).code == 0
     fetched = run_here.command(["batches", str(output), "fetch"])
     assert (fetched.code, "batch_1" in fetched.out, "next: start the run again" in fetched.out) == (0, False, True)
@@ -118,7 +121,7 @@ def test_a_start_by_calls_waits_for_batches_and_asks_the_rest(
 def test_a_run_pays_for_its_own_requests_and_for_none_that_is_in_flight(
     run_here: RunHere, server: ModelServer, tmp_path: Path
 ) -> None:
-    """Of another run's requests those in no batch stay what they are: unasked."""
+    """Requests of another run that are not in a batch remain unsent."""
     server.configure(batches={"batches": [{"delay": 1.0}]})
     short = batching(server).model_copy(update={"budget": BudgetSettings(max_calls=2)})
     with run_here.runner(tmp_path, short, "summarise_context") as runner:
@@ -135,7 +138,7 @@ def test_a_run_pays_for_its_own_requests_and_for_none_that_is_in_flight(
 def test_an_interrupted_run_names_its_batches_and_the_next_pays_nothing(
     run_here: RunHere, server: ModelServer, tmp_path: Path
 ) -> None:
-    """A real SIGINT on a run of its own."""
+    """Send a real SIGINT to a separate process."""
     samples, output = write_samples(tmp_path / "samples.jsonl", SAMPLES), tmp_path / "out"
     server.configure(batches={"batches": [{"delay": 20.0}] * 20})
     run = Run(server, samples, output, settings=BATCH)
@@ -164,14 +167,16 @@ def test_failures_of_batches_are_asked_again_where_that_is_asked_for(
     server.configure(rules=[])
     again = run_here(server, samples, output, "--retry-failed", settings=BATCH)
     assert again.code == 0, again.err
-    # A summary that had failed changes the request for the coverage
+    # A request for coverage changes if the summary failed before
     assert failed <= server.count() - before <= failed + 1
     assert {row["status"] for row in read_table(output, "scores")} == {"ok"}
 
 
 @pytest.mark.slow
 def test_several_faults_at_once_change_no_table(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
-    """Cut and unreadable results, a full queue, lost answers, lists that lag, expiry, and credit that runs out."""
+    """The faults are truncated and unreadable results, a full queue, lost responses, late lists, expiry and missing
+    credit.
+    """
     samples = write_samples(tmp_path / "samples.jsonl", make_samples(40))
     refused = {"when": {"contains": "Fact C7."}, "do": {"status": 400, "error": {"message": "no"}}}
     settings = BATCH | {"llm.structured": "off", "batch.settle_seconds": 3.0}
@@ -198,7 +203,7 @@ def test_several_faults_at_once_change_no_table(run_here: RunHere, server: Model
     assert canonical(output) == canonical(tmp_path / "calls")
 
 
-# What the server has done and not answered when the run is killed
+# The server has processed the step but not responded when the run is killed
 STEPS = ["POST /v1/files", "POST /v1/batches", "GET /v1/batches/batch_2", "GET /v1/files/output"]
 MESSAGES = ["POST /v1/messages", "GET /v1/messages/batches/batch_2", "GET /v1/messages/batches/batch_1/results"]
 

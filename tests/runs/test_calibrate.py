@@ -1,4 +1,4 @@
-"""`untold calibrate`: every figure is computed again, from the tables of two full runs that know nothing of forms."""
+"""Test `untold calibrate`. Each figure is computed again from the tables of two full runs without variants."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def lists(metric: str) -> tuple[str, ...]:
 
 
 def errs(stage: str, word: str) -> dict[str, Any]:
-    """The small model says this word of some pairs."""
+    """Return a rule that makes the small model return this word for some pairs."""
     return {"when": {"stage": stage, "contains": '"small-model"', "share": 0.3}, "do": {"text": word}}
 
 
@@ -79,7 +79,7 @@ def test_nli_in_lists_filtered_by_a_cascade_and_by_a_smaller_model(
     assert rows["cascade"]["kappa"] < rows["filtered"]["kappa"]
     assert rows["small"]["kappa_low"] < rows["small"]["kappa"] < rows["small"]["kappa_high"] < 1
     assert rows["cascade"]["requests"] < rows["in lists"]["requests"] < rows["filtered"]["requests"]
-    # Lists that leave something open are asked again: more calls than requests
+    # A list with missing items is sent again, so there are more calls than requests
     assert rows["in lists"]["calls"] > rows["in lists"]["requests"]
     files = [
         file for file in (tmp_path / "out/completions/v1").glob("classify_entailment-*/*") if file.name[0] not in "._"
@@ -105,7 +105,7 @@ def test_metrics_of_statements_and_of_answers(
         run_here, server, tmp_path, metric, of_worlds(metric), {"in lists": lists(metric), "small": small(stage)}
     )
     assert rows["small"]["kappa"] < 1
-    # Answers are compared by other stages, and a judge that errs may do so of chunks together and of none alone
+    # Responses are compared in other stages. A noisy judge can be wrong about several chunks but right about each chunk
     assert rows["in lists"]["kappa"] == 1 or metric in ("qa", "importance")
 
 
@@ -139,9 +139,9 @@ def assert_calibrated(
     samples: Sequence[Row],
     forms: Mapping[str, Sequence[str]],
 ) -> dict[str, Row]:
-    """Calibrates, and holds each figure against one computed here from the tables of full runs; the rows by form.
+    """Calibrate, check each figure against the tables of full runs, and return the rows by variant.
 
-    The last form is run once more alone, with a store of its own, which says what it costs.
+    The last variant also runs separately with its own store, which shows its cost.
     """
     path, output = write_samples(folder / "samples.jsonl", samples), folder / "out"
     shared = {**SETTINGS, **({} if metric in ("nli", "qa") else embedder(server))}
@@ -174,7 +174,9 @@ def assert_calibrated(
 
 
 def assert_costs(row: Row, alone: Path, samples: int) -> None:
-    """Requests, tokens, cost and hours are those that a run of the form alone has had, for all and for one sample."""
+    """Check the requests, tokens, cost and hours against a separate run of the variant, for all samples and for one
+    sample.
+    """
     used = [stage for stage in read_manifest(alone)["starts"][0]["usage"] if stage["stage"] not in IN_TASKS[1:]]
     small = {one.split(".")[1] for one in row["settings"] if one.endswith("=small-model")}
     costs = [
@@ -194,6 +196,6 @@ def assert_costs(row: Row, alone: Path, samples: int) -> None:
     assert (row["samples"], row["population_size"]) == (DRAWN, samples)
     assert row["sample_seconds"] * DRAWN == pytest.approx(row["seconds"])
     assert row["seconds"] > row["task_seconds"]
-    # A server that answers at once leaves the limit of requests as the slowest
+    # The server responds immediately, so the request limit determines the time
     assert row["projected_hours"] >= row["projected_calls"] / A_MINUTE / 60 * 0.99
     assert row["projected_hours"] <= row["projected_calls"] / A_MINUTE / 60 + row["projected_seconds"] / 64 / 3600

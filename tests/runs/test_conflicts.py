@@ -1,4 +1,4 @@
-"""Whole jobs of the metric e2e that list conflicts: what they conclude is what brute force concludes."""
+"""Compare jobs of the metric e2e with lists of conflicts with brute force."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ def test_sides_that_are_statements_name_them(job: WorldJob) -> None:
 
 
 def test_every_distinct_request_is_asked_once(job: WorldJob) -> None:
-    """Conflicts are listed once for all responses to a query, and sides are asked for where they are no statement."""
+    """The conflicts of a query are listed once for all responses.
+
+    A side needs a request only if it is not a statement.
+    """
     asked = set()
 
     def ask(stage: str, **variables: Any) -> bool:
@@ -106,7 +109,7 @@ def test_a_run_killed_in_every_stage_asks_nothing_that_is_stored(run_here: RunHe
 
 
 def expect(samples: Sequence[Row], fates: Fates) -> Expectation[ExpectedConflicts]:
-    """What must come of samples, and which of their requests are lost."""
+    """Return the expected results of the samples and the failed requests."""
     found: Expectation[ExpectedConflicts] = Expectation()
     for sample in samples:
         lost = set()
@@ -138,6 +141,6 @@ def test_every_fault_in_every_stage(run_here: RunHere, tmp_path: Path) -> None:
             lambda fates: expect(samples, fates),
             lambda expected: assert_conflicts_listed(output, expected),
         )
-    # Lists that were lost, and sides that were, whose measures have bounds
+    # Some samples have failed lists and some have failed sides. Their measures have bounds
     assert {(one.known, one.whole) for one in first.samples.values()} == {(True, True), (False, True), (True, False)}
     assert {one.status for one in first.samples.values() if not one.whole} == {"ok"}

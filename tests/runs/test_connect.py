@@ -1,4 +1,4 @@
-"""The Python API over Spark Connect: a server and a client of their own, compared with the command."""
+"""Compare the Python API over Spark Connect with the command. The server and the client are separate processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Connect server, which ends with the module."""
+    """Start a Connect server for the module and return its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -47,7 +47,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(
             [sys.executable, SCRIPT, "serve", str(port)],
-            # Workers import from here, and `untold` of the checkout's root is not the package
+            # Workers import modules from this folder, and the checkout has a folder `untold` that is not the package
             cwd=folder,
             env=clean_environment(),
             stdin=subprocess.PIPE,
@@ -107,7 +107,7 @@ def test_scores_over_connect_are_those_of_the_command(
         calls = server.count()
         plain = run_here(server, path, tmp_path / "plain", "--metric", metrics)
         assert plain.code == 0, plain.err
-        # The file of the same rows was answered by the store, and what is refused asked nothing
+        # The store has the completions of the file with the same rows, and a refused call sends no requests
         assert server.count() == 2 * calls > 0
     assert told["status"] == ["finished"] * (1 + whole)
     assert not whole or told["planned"] >= calls

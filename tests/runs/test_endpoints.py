@@ -1,4 +1,7 @@
-"""A whole job over several endpoints: one dies, one has another model, and the tables say who answered."""
+"""Run a job with several endpoints.
+
+One endpoint stops, one has another model, and the tables show the calls of each.
+"""
 
 from __future__ import annotations
 
@@ -65,14 +68,12 @@ def test_shares_of_a_job_are_those_of_the_weights(run_here: RunHere, server: Mod
 
 
 @pytest.mark.slow
-def test_a_job_goes_on_whatever_becomes_of_its_endpoints(
-    run_here: RunHere, server: ModelServer, tmp_path: Path
-) -> None:
-    """One dies and comes back, one is limited, one has a poisoned model, one is slow, and one is well."""
+def test_a_job_continues_with_faulty_endpoints(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
+    """The endpoints are broken and repaired, rate limited, poisoned, slow, and normal."""
     path, output = write_samples(tmp_path / "samples.jsonl", make_samples(400)), tmp_path / "out"
     with ExitStack() as stack:
         dying, limited, poisoned, slow = (stack.enter_context(ModelServer()) for _ in range(4))
-        # Of a context this would be a summary, and of a text that is to be judged it is nothing
+        # The text is a valid summary of a context, but it is not a valid judgement
         poisoned.configure(rules=[{"when": {"stage": "evaluate_coverage"}, "do": {"text": "purple monkey dishwasher"}}])
         slow.configure(latency=0.5)
         server.configure(latency=0.05)
@@ -85,7 +86,7 @@ def test_a_job_goes_on_whatever_becomes_of_its_endpoints(
         run = Run(server, path, output, settings=settings)
         dying.wait_for(20, 300.0)
         dying.configure(down=True)
-        # Far longer than an outage of all may last
+        # This takes longer than the permitted outage of all endpoints
         run.wait_for(server, server.count() + 150)
         before = dying.count()
         dying.configure(down=False)
@@ -103,7 +104,8 @@ def test_a_job_goes_on_whatever_becomes_of_its_endpoints(
         "retries_after_parse": repeated,
     }
     assert repeated > 0
-    # Beyond what the poisoned model was asked in vain, only what was in flight at the one that died
+    # The only repeated requests are the requests to the poisoned model and the requests in flight at the stopped
+    # endpoint
     assert sum(counts) - count_distinct(make_samples(400)) <= repeated + 2 * 4
     assert dying.count() > before
     assert counts[4] < counts[0]
@@ -129,7 +131,7 @@ def test_failures_are_asked_again_of_all_endpoints(run_here: RunHere, server: Mo
 
 
 def check_usage(output: Path, arrived: dict[str, int]) -> None:
-    """Rows by endpoint say what each had; of each, requests are the sum of what became of them."""
+    """Check that the rows of each endpoint match its calls, and that the requests are the sum of the results."""
     starts = read_manifest(output)["starts"]
     rows = [row for start in starts for row in start["usage"]]
     assert read_table(output, "usage") == starts[-1]["usage"]

@@ -1,4 +1,4 @@
-"""What ends a whole run before its time, or holds it up: credit, quota, a disk. Nothing is lost or paid for twice."""
+"""Test errors that stop or delay a run: credit, quota and disk. No completion is lost, and no request is paid twice."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def places(folder: Path) -> tuple[Path, Path]:
 
 
 def check_mended(run_here: RunHere, server: ModelServer, path: Path, output: Path, paid: int) -> None:
-    """A start against an endpoint that is well again asks what is missing, and everything is judged."""
+    """Check that a run with a working endpoint sends the missing requests and judges all samples."""
     server.configure(rules=[], latency=0.0)
     server.reset()
     ended = run_here(server, path, output, settings=SETTINGS)
@@ -172,10 +172,13 @@ def test_a_run_that_is_told_to_end_while_it_writes_keeps_what_it_paid_for(
     check_mended(run_here, server, path, output, answered)
 
 
-def test_a_run_drops_what_repeats_the_examples_of_its_prompts_and_says_so(
+def test_a_run_drops_and_reports_copies_of_the_examples_in_its_prompts(
     run_here: RunHere, server: ModelServer, tmp_path: Path
 ) -> None:
-    """The templates name what the server's one answer names; the profile's line tells of these templates."""
+    """The templates contain the names in the only completion of the server.
+
+    The line of the profile names these templates.
+    """
     prompts = tmp_path / "prompts"
     prompts.mkdir()
     source = (PROMPTS / "evaluate_coverage.jinja").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Every kind of fault happens now and then: all is accounted for, and later starts mend what they may."""
+"""Test all kinds of errors at random. Each error is in the tables, and later runs retry the temporary errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ RULES = [
 
 @dataclass
 class Expectation:
-    """What must come of a start: the fate of every request by (stage, key), and what each sample lost."""
+    """The expected result of a run: the result of each request by stage and key, and the failures of each sample."""
 
     fates: dict[tuple[str, str], Fate] = field(default_factory=dict)
     failures: Counter[tuple[str, str, str]] = field(default_factory=Counter)
@@ -64,7 +64,7 @@ class Expectation:
 
 
 def expect(samples: Sequence[Row], rules: Sequence[Row]) -> Expectation:
-    """What must come of all samples under the rules; a sample whose summary failed is not judged."""
+    """Return the expected results of all samples with these rules. A sample with a failed summary is not judged."""
     found = Expectation()
 
     def look(sample: Row, payload: Row) -> bool:
@@ -105,7 +105,10 @@ def _failed(output: Path) -> Counter[tuple[str, str, str]]:
 
 
 def _check_samples(case: Case, failed: set[str]) -> None:
-    """Every sample has one row: null and wide bounds for those that failed, the expectation for all others."""
+    """Check that every sample has one row.
+
+    A failed sample has a null score with wide bounds, and others are as expected.
+    """
     scores = {row["sample_id"]: row for row in read_table(case.output, "scores")}
     assert len(read_table(case.output, "scores")) == len(scores) == len(case.samples)
     statements = read_statements(case.output)
@@ -133,7 +136,7 @@ def _check_summary(case: Case, failed: set[str]) -> None:
 
 
 def _check_usage(case: Case, expected: Expectation, before: Expectation | None) -> None:
-    """The usage table balances, and agrees with what arrived since the server was reset."""
+    """Check that the usage table is consistent and equals the calls since the reset of the server."""
     for row in read_table(case.output, "usage"):
         stage = row["stage"]
         keys = [key for key in expected.fates if key[0] == stage]
@@ -167,7 +170,10 @@ def test_every_fault_is_accounted_for(run_here: RunHere, case: Case) -> None:
 
 
 def _again(first: Expectation, samples: Sequence[Row], lasting: bool) -> Expectation:
-    """What must come of a start without rules that asks passing failures again, and lasting ones where told so."""
+    """Return the expected result of a run without rules.
+
+    It retries temporary errors, and optionally the lasting errors.
+    """
     found = expect(samples, [])
     kept = {key: fate for key, fate in first.fates.items() if not lasting and fate.error_type not in {None, *PASSING}}
     found.fates |= {key: Fate(fate.error_type, 0, 0) for key, fate in kept.items()}

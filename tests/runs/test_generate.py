@@ -1,4 +1,4 @@
-"""Whole runs of `untold generate`: two systems over one file, what fails, what is asked again, and the scoring."""
+"""Run `untold generate` with two systems and one file: the errors, the retries and the scores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ FLUSH_SECONDS = 1.0
 
 
 def make_questions(count: int = COUNT) -> list[dict[str, Any]]:
-    """Questions in the order of their ids; whoever says all of their contexts says two facts, one of them in all."""
+    """Return questions in the order of their ids.
+
+    The contexts of a question have two facts, and one fact is in all contexts.
+    """
     return [
         {
             "question_id": f"q{number:03d}",
@@ -51,7 +54,7 @@ def flags_of(output: Path, systems: Path | None) -> tuple[str, str]:
 
 @pytest.fixture
 def generate(run_here: RunHere) -> Callable[..., Ended]:
-    """`untold generate` over a file of questions, in this process."""
+    """Run `untold generate` for a file of questions in this process."""
 
     def run(server: ModelServer, questions: Path, output: Path, *flags: str, **options: Any) -> Ended:
         words = (*flags_of(output, options.pop("systems", None)), *flags)
@@ -78,7 +81,7 @@ def test_two_systems_answer_what_is_asked_and_are_scored(
     ]
 
     ended = generate(server, questions, output)
-    # Each question once of each system: what failed for good is not asked again
+    # Each system gets each question once, and a lasting error is not retried
     assert (ended.code, server.count()) == (4, 2 * COUNT), ended.err
     check_samples(output)
     failures = {row["sample_id"]: (row["stage"], row["error_type"]) for row in read_table(output, "failures")}
@@ -181,7 +184,7 @@ def check_samples(output: Path) -> None:
 
 
 def check_usage(output: Path) -> None:
-    """The second start asked one of the systems what the budget of the first had left."""
+    """Check that the second run sent the requests of one system that were over the budget of the first run."""
     columns = ("system", "model", "requests", "reused", "answered", "failed", "unasked", "calls")
     assert [tuple(row[column] for column in columns) for row in read_table(output, "usage")] == [
         ("terse", "small-model", COUNT, COUNT - 1, 0, 1, 0, 0),

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone]
 TABLES = {"nli": ("samples", "atoms", "relations", "statements", "scores", "failures"), "icat": CONCLUSIONS}
 
 
-def test_tables_are_those_of_one_machine_though_each_kind_of_process_dies(tmp_path: Path) -> None:
+def test_tables_equal_the_tables_of_one_machine_if_processes_die(tmp_path: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("network namespaces need root")
     try:
@@ -36,6 +36,6 @@ def test_tables_are_those_of_one_machine_though_each_kind_of_process_dies(tmp_pa
             if metric != "icat" or table != "failures":
                 assert sorted_rows(away, table) == sorted_rows(local, table), (metric, table)
     calls = {(words[0], words[1]): int(words[3]) for words in told}
-    # In flight at the death of an actor, and what it had leased
+    # The requests in flight when an actor dies, and the requests that it had leased
     assert calls["nli", "hosts"] <= calls["nli", "local"] + 64
     assert calls["icat", "hosts"] <= calls["icat", "local"] + 64

@@ -1,4 +1,4 @@
-"""Whole jobs of the metric icat over a small world: what is asked, concluded, and what becomes of what fails."""
+"""Run jobs of the metric icat on a small world: the requests, the results and the effect of errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ RULES = [
         said("generate_aspects", "query", query, [json.dumps({"topic": topic}) for topic in topics])
         for query, topics in ASPECTS.items()
     ),
-    # The first chunk that is found for it, so that the waves after that are asked in any case
+    # The first chunk for the claim fails, so that the requests of the later waves are sent
     rule({"status": 400}, stage="classify_relation", contains=BROKEN),
     rule({"text": "no object"}, stage="align_claims", contains="Europe"),
     rule({"text": '{"topic_id": 1, "evidence": [1, 9]}\n{"topic_id": 12, "evidence": [1]}'}, stage="align_claims"),
@@ -84,13 +84,13 @@ def job(run_here: RunHere, world: ModelServer, tmp_path_factory: pytest.TempPath
     path = write_samples(folder / "samples.jsonl", [{**row, "contexts": CONTEXTS} for row in SAMPLES])
     settings = {**SETTINGS, **embedder(world), "completion_store": folder / "store"}
     ended = run_here(world, path, folder / "out", *ICAT, settings=settings)
-    # Samples failed, as some were made to
+    # Some of the samples fail on purpose
     assert ended.code == 4, ended.err
     return folder
 
 
 def measures_of(output: Path) -> dict[str, dict[str, tuple[float | None, ...]]]:
-    """By sample and measure: value, low, high."""
+    """Return the value and the bounds by sample and measure."""
     return {
         name: {row["measure"]: (row["value"], row["value_low"], row["value_high"]) for row in rows}
         for name, rows in rows_by_sample(output, "measures").items()
@@ -189,9 +189,9 @@ def test_responses_to_one_query_share_what_is_asked(world: ModelServer, job: Pat
         stage: world.count(stage)
         for stage in ("extract_claims", "generate_aspects", "classify_relation", "align_claims")
     }
-    # Equal responses are one text; a claim of three samples is looked up and judged once
+    # Equal responses need one request, and a claim of three samples is looked up and judged once
     assert (asked["extract_claims"], asked["generate_aspects"]) == (6, 2)
-    # "whole", "again" and "partial" have the same grounded claims under the same aspects
+    # The samples "whole", "again" and "partial" have the same grounded claims and the same aspects
     assert asked["align_claims"] == 3
     evidence, texts = (
         read_table(job / "out", "evidence"),
@@ -216,7 +216,7 @@ def test_early_stop_changes_evidence_alone(run_here: RunHere, world: ModelServer
     settings = {**SETTINGS, **embedder(world), "completion_store": job / "store", "icat.early_stop": "false"}
     ended = run_here(world, job / "samples.jsonl", job / "whole", *ICAT, settings=settings)
     assert ended.code == 4, ended.err
-    # Of each grounded claim the chunks behind the wave that grounded it
+    # These are the chunks after the wave that grounds the claim
     assert world.count("classify_relation") > before
     for name in ("samples", "statements", "scores", "measures", "chunks", "measures_summary", "summary", "failures"):
         assert read_table(job / "whole", name) == read_table(job / "out", name), name
@@ -241,12 +241,12 @@ def test_a_plan_counts_what_there_can_be(run_here: RunHere, world: ModelServer, 
         "generate_aspects": (2, 2, True),
         # The claims as queries, and two contexts
         "embed_text": (len(claims) + 2, len(claims) + 2, True),
-        # Which chunks are found is known once they were; every claim may be held against ten
+        # The chunks are not known before the search, and a claim is compared with at most ten chunks
         "classify_relation": (10 * len(claims), 0, False),
         "align_claims": (rows["align_claims"]["requests"], rows["align_claims"]["reused"], False),
     }
     assert rows["align_claims"]["requests"] >= 3
-    # Nothing tells how many chunks ground a claim: every one is likely to be asked for
+    # The number of chunks until a claim is grounded is not known, so all of the chunks are expected
     assert rows["classify_relation"]["expected_requests"] == 10 * len(claims)
 
 
@@ -278,7 +278,7 @@ def test_annotated_documents_cover_aspects(run_here: RunHere, world: ModelServer
         for name, rows in rows_by_sample(tmp_path / "out", "statements").items()
     }
     assert found == {
-        # The document of the chunk that grounds the claim about her home is context 1
+        # The claim about her home is grounded by a chunk of context 1
         "first": [("A7", True, ["first:icat:1"]), ("2", False, [])],
         "second": [("A7", False, []), ("2", True, ["second:icat:1"])],
         "unknown": [("A7", False, []), ("2", False, [])],
@@ -300,7 +300,10 @@ ALONE: list[Row] = [
 
 
 def judge(*claims: str) -> list[dict[str, Any]]:
-    """Two responses with the same claims, in another order; the first grounded claim covers the first aspect."""
+    """Return rules for two responses with the same claims in reverse order.
+
+    The first grounded claim covers the first aspect.
+    """
     covered = rule({"text": '{"topic_id": 1, "evidence": [1]}'}, stage="align_claims")
     lists = {"one": list(claims), "two": list(claims)[::-1]}
     return [*(said("extract_claims", "text", name, texts) for name, texts in lists.items()), covered]
@@ -343,7 +346,7 @@ def test_claims_are_looked_up_in_an_index_without_contexts(run_here: RunHere, tm
 
 
 def nearest_documents(line: str) -> list[str]:
-    """The chunks of the corpus by their cosines with a claim."""
+    """Return the chunks of the corpus by their cosines with a claim."""
     vectors = {f"{name}#0": np.array(vector_of(text)) for name, text in CORPUS.items()}
     asked = np.array(vector_of(line))
     cosines = {name: float(one @ asked / np.linalg.norm(one)) for name, one in vectors.items()}
@@ -378,7 +381,7 @@ def test_claims_are_looked_up_on_the_web_and_judged_by_a_classifier(run_here: Ru
 @pytest.mark.slow
 def test_a_budget_ends_it_resumable(run_here: RunHere, world: ModelServer, job: Path, tmp_path: Path) -> None:
     settings = {**SETTINGS, **embedder(world)}
-    # Six responses, two queries, two calls for vectors; then two of five first chunks
+    # There are six responses, two queries and two calls for vectors, and then two of the five first chunks
     ended = run_here(
         world, job / "samples.jsonl", tmp_path / "out", *ICAT, settings={**settings, "budget.max_calls": 12}
     )

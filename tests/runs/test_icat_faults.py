@@ -1,4 +1,4 @@
-"""Every kind of fault in every stage of icat: what was not lost is as brute force has it, and later starts mend."""
+"""Test all kinds of errors in all stages of icat. Other results equal brute force, and later runs retry the errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROMPTED = ("extract_claims", "generate_aspects", "classify_relation", "align_cl
 
 
 def expect(samples: Sequence[Row], source: Source, fates: Fates, lookup: str) -> Expectation[Row]:
-    """What must come of all samples."""
+    """Return the expected results of all samples."""
     found: Expectation[Row] = Expectation()
     for sample in samples:
         lost: set[tuple[Request, str]] = set()
@@ -42,7 +42,7 @@ def expect(samples: Sequence[Row], source: Source, fates: Fates, lookup: str) ->
 
 
 def _expect(sample: Row, source: Source, fates: Fates, lookup: str, lost: set[tuple[Request, str]]) -> Row:
-    """One of them; what it lost is added to `lost`: request, error type."""
+    """Return the expected result of a sample, and add its failed requests with their error types to `lost`."""
 
     def ask(stage: str, **variables: Any) -> bool:
         error = fates.ask(stage, **variables)
@@ -51,7 +51,7 @@ def _expect(sample: Row, source: Source, fates: Fates, lookup: str, lost: set[tu
         return error is None
 
     if sample["response"].strip() and not ask("extract_claims", text=sample["response"]):
-        # Its aspects are not asked for
+        # No request for the aspects is sent
         return failed()
     texts = distinct([claim.strip() for claim in claims_of(sample["response"])])
     if not sample["aspects"] and not ask("generate_aspects", query=sample["query"]):
@@ -73,7 +73,7 @@ def _expect(sample: Row, source: Source, fates: Fates, lookup: str, lost: set[tu
 
 
 def _unfound(sample: Row, claims: Sequence[str], ask: Any, lookup: str) -> set[str]:
-    """The claims whose looking up was lost; all of them where a chunk of the contexts has no vector."""
+    """Return the claims with a failed lookup. If a chunk of the contexts has no vector, these are all of the claims."""
     if lookup == "web_search":
         return {claim for claim in claims if not ask(lookup, query=claim, count=10)}
     if not claims:
@@ -105,7 +105,7 @@ def test_every_fault_in_every_stage(run_here: RunHere, tmp_path: Path, lookup: s
     # Any text is a claim
     rules = faults_of((*PROMPTED, lookup), unread=PROMPTED[1:], hanging=("extract_claims", lookup))
     with ModelServer(answer="world") as server:
-        # One text a call: which texts share a call is no part of what is asked
+        # Each call has one text, because the key of a request does not depend on the other texts of its call
         place = {**embedder(server), "embeddings.batch": 1} if lookup == "embed_text" else searcher(server)
         settings = {**place, "llm.timeout_seconds": 2, "llm.max_attempts": ATTEMPTS}
 

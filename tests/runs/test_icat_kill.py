@@ -1,4 +1,4 @@
-"""`kill -9` of a run of icat in each of its stages: it goes on, and nothing that is stored is asked again."""
+"""Kill a run of icat with SIGKILL in each of its stages. The next run continues and sends no stored request again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runs.here import RunHere
 from tests.runs.icat_jobs import TABLES, concluded, in_contexts, read_concluded
 from tests.runs.killing import Whole, assert_same_tables, kill_in_stages, run_whole
 
-# A killed run of other stages is in the tests that always run (test_kill_in_writes.py)
+# The test of a killed run with other stages is in test_kill_in_writes.py, which always runs
 pytestmark = pytest.mark.slow
 STAGES = ("extract_claims", "generate_aspects", "embed_text", "classify_relation", "align_claims")
 SAMPLES = [sample for world in icat_worlds(16, "noisy", ids=True) for sample in world.samples(2)]

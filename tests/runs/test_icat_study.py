@@ -1,4 +1,4 @@
-"""From samples whose aspects people labelled to a run of icat, and from that to the tables of a study of coverage."""
+"""Run icat on samples with human labels for aspects, and evaluate the output in a study of coverage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WRONG = 0.2
 
 
 def labelled_samples() -> list[Row]:
-    """Responses to queries with aspects; each annotator says, now and then wrongly, what a response covers."""
+    """Return the responses of worlds with given aspects. The annotators label the aspects with some errors."""
     known = [world for world in icat_worlds(60) if world.given]
     return [_labelled(sample) for world in known for sample in world.samples(2)]
 
@@ -43,7 +43,7 @@ def _labelled(sample: Row) -> Row:
 
 
 def people_say(sample: Row) -> list[bool]:
-    """The majority of each aspect's labels."""
+    """Return the majority of the labels of each aspect."""
     return [2 * aspect["labels"].count("yes") > ANNOTATORS for aspect in sample["aspects"]]
 
 
@@ -71,7 +71,7 @@ def expected_counts(said: Sequence[bool], people: Sequence[bool]) -> dict[str, i
 
 
 def check_measures(rows: Sequence[Row], people: dict[str, list[bool]], said: dict[str, list[bool]]) -> None:
-    """Correlations by SciPy, averages of covered items by their definitions."""
+    """Check the correlations against SciPy, and the means of covered items against their definitions."""
     found = {(row["measure"], row["level"]): row for row in rows if row["metric"] == "icat"}
     names = sorted(said)
     pairs = [[float(np.mean(side[name])) for name in names] for side in (people, said)]

@@ -1,4 +1,4 @@
-"""The metric icat over symbolic worlds: every table is what brute force concludes, whatever it is looked up in."""
+"""Compare the metric icat with brute force on symbolic worlds. Every table is the same for each kind of lookup."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ENTAILS = ["entailment", "neutral", "contradiction"]
 
 @dataclass
 class Worlds:
-    """Samples of many worlds, and all that jobs over them share."""
+    """The samples of many worlds, and the server and the folder of the jobs."""
 
     run: RunHere
     server: ModelServer
@@ -53,7 +53,7 @@ class Worlds:
         return [document for world in self.known for document in world.documents]
 
     def job(self, name: str, **settings: Any) -> Path:
-        """A job's output; all jobs have one store."""
+        """Run a job and return its output. All jobs share one store."""
         given = {**embedder(self.server), "completion_store": self.folder / "store", **settings}
         path = self.folder / "samples.jsonl"
         ended = self.run(self.server, path, self.folder / name, *ICAT, settings=given)
@@ -61,7 +61,7 @@ class Worlds:
         return self.folder / name
 
     def index(self, shards: int) -> dict[str, Any]:
-        """An index of all documents of the worlds in so many shards, as settings of a job."""
+        """Index all documents of the worlds in this number of shards, and return the settings of a job."""
         corpus = write_corpus(self.folder / "corpus.jsonl", self.documents)
         chunks = sum(len(cut(document)) for document in self.documents)
         place = self.folder / f"index-{shards}"
@@ -80,14 +80,16 @@ class Worlds:
         return {one["sample_id"]: expected_icat(one, source(one), options, annotations) for one in self.samples}
 
     def classifier(self, texts: Sequence[str]) -> tuple[dict[str, Any], Options]:
-        """A classifier that knows the words of these texts, as settings of a job and of brute force."""
+        """Write a classifier with the words of these texts, and return it as settings of a job and as options of brute
+        force.
+        """
         words = words_among(texts)
         write_classifier(self.folder / "judge", words, ENTAILS)
         return {"grounding.verifier": self.folder / "judge"}, Options(verify=verify_by_words(words))
 
 
 def assert_as_expected(output: Path, expected: dict[str, ExpectedIcat], source: Source, samples: Sequence[Row]) -> None:
-    """Every table is what brute force gives."""
+    """Check that every table equals the result of brute force."""
     found = read_concluded(output)
     assert found.keys() == expected.keys()
     for name, one in expected.items():
@@ -104,7 +106,7 @@ def assert_as_expected(output: Path, expected: dict[str, ExpectedIcat], source: 
 def worlds(
     run_here: RunHere, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Worlds]:
-    """A judge that is wrong now and then; two responses to each query."""
+    """Run worlds with a noisy judge and two responses to each query."""
     folder = tmp_path_factory.mktemp("worlds")
     known = [*icat_worlds(100, "noisy"), *icat_worlds(100, "noisy", ids=True, first=100)]
     samples = [sample for world in known for sample in world.samples(2)]
@@ -120,7 +122,7 @@ NOISY = Options(judge="noisy")
 def test_contexts(worlds: Worlds) -> None:
     output = worlds.job("contexts")
     assert_as_expected(output, worlds.expected(in_contexts, NOISY), in_contexts, worlds.samples)
-    # The same claims held against the same chunks are asked about once
+    # Each pair of a claim and a chunk is sent once
     texts = {row["claim_id"]: row["text"] for row in read_table(output, "claims")}
     said = {name: text for name, (_, text) in chunks_of(output).items()}
     evidence = read_table(output, "evidence")

@@ -1,4 +1,4 @@
-"""Whole jobs of the metric importance over symbolic worlds: what they conclude is what brute force concludes."""
+"""Compare jobs of the metric importance on symbolic worlds with brute force."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def expect(samples: list[Row], options: Options) -> dict[str, ExpectedImportance
 
 @pytest.fixture(scope="module")
 def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImportanceJob]:
-    """Three responses to the query of each world; facts mined and given; near ones merged by words."""
+    """Run three responses to the query of each world, with mined and given facts. Words merge the similar facts."""
     folder = tmp_path_factory.mktemp("importance")
     samples = [sample for world in importance_worlds(WORLDS) for sample in world.samples(3)]
     path = write_samples(folder / "samples.jsonl", samples)
@@ -76,16 +76,16 @@ def test_claims_are_those_of_brute_force(job: ImportanceJob) -> None:
     assert_claims(job.output, job.expected)
 
 
-LOST = 5  # every fifth of what could be lost is
+LOST = 5  # the share of failed requests is one fifth
 
 
 def lost(kind: str) -> Callable[[str], bool]:
-    """Whether a text's verdict is lost: of one text in five, by the text alone."""
+    """Return a function that selects one in five texts for an error. The result depends only on the text."""
     return lambda text: roll(kind, text) % LOST == 0
 
 
 def rules_of(expected: Mapping[str, ExpectedImportance]) -> list[Row]:
-    """HTTP 400 for the verdicts on the claims, and the coverage of the facts, that are lost."""
+    """Return rules with HTTP 400 for the failed verdicts on the claims and the failed coverage of the facts."""
     claims = {claim.text for one in expected.values() for claim in one.claims}
     facts = {fact.text for one in expected.values() for fact in one.facts}
     victims = [("verify_claim", "claim", text) for text in claims if lost("claim")(text)]
@@ -94,13 +94,13 @@ def rules_of(expected: Mapping[str, ExpectedImportance]) -> list[Row]:
 
 
 def refusal(stage: str, variables: Mapping[str, str]) -> Row:
-    # As Jinja's `tojson` writes it
+    # The filter `tojson` of Jinja has the same output
     contains = htmlsafe_json_dumps(variables)[1:-1]
     return {"when": {"stage": stage, "contains": contains}, "do": {"status": 400}}
 
 
 @pytest.mark.slow
-def test_what_is_lost_leaves_bounds_or_fails_a_sample(run_here: RunHere, tmp_path: Path) -> None:
+def test_a_lost_request_leaves_bounds_or_fails_a_sample(run_here: RunHere, tmp_path: Path) -> None:
     worlds = importance_worlds(21, "closed", first=100)
     samples = [sample for world in worlds for sample in world.samples(2)]
     options = Options(unverified=lost("claim"), unchecked=lost("fact"))
@@ -118,7 +118,7 @@ def test_what_is_lost_leaves_bounds_or_fails_a_sample(run_here: RunHere, tmp_pat
     broken = {silent["sample_id"]: "extract_claims"}
     broken |= dict.fromkeys((one["sample_id"] for one in unread.samples(2)), "extract_facts")
     broken |= dict.fromkeys((one["sample_id"] for one in unrated.samples(2)), "rate_importance")
-    # Neither contexts nor references
+    # The sample has no contexts and no references
     nothing = {**silent, "sample_id": "nothing", "contexts": None, "references": []}
     path = write_samples(tmp_path / "samples.jsonl", [*samples, nothing])
     with ModelServer(answer="world", rules=rules) as server:
@@ -175,7 +175,7 @@ def test_responses_to_one_query_share_facts_and_ratings(job: ImportanceJob) -> N
 
 
 def is_asked(job: ImportanceJob, sample: Row) -> bool:
-    """Whether a sample's claims are asked for: there is a response, and something to hold it against."""
+    """Return True if the claims of a sample are requested: the sample has a response and a text to compare it with."""
     return bool(sample["response"].strip()) and job.expected[sample["sample_id"]].measures["claims"][0] is not None
 
 
@@ -209,7 +209,7 @@ def test_a_plan_knows_what_coverage_asks_where_verdicts_are_missing(
 
 @pytest.mark.slow
 def test_a_plan_counts_the_checks_of_the_largest_query_without_making_them(run_here: RunHere, tmp_path: Path) -> None:
-    # As many facts as there may be, each beside a thousand claims of 300 characters: 1.5 GB of requests
+    # The sample has the maximum number of facts and a thousand long claims, so the requests have 1.5 GB in total
     words = [f"w{number}" for number in range(12_000)]
     sample = {"query": "What?", "response": " ".join(words[:2_000]), "contexts": [" ".join(words)]}
     path = write_samples(tmp_path / "samples.jsonl", [sample])
@@ -244,7 +244,7 @@ def test_a_plan_is_a_bound_before_facts_are_known(
 
 @pytest.mark.slow
 def test_a_plan_of_the_published_profile(run_here: RunHere, tmp_path: Path) -> None:
-    """A bound before the run, and exact after it."""
+    """The plan has an upper bound before the run, and it is exact after the run."""
     samples = [sample for world in importance_worlds(7) for sample in world.samples(2)]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     with ModelServer(answer="world") as server:
@@ -264,7 +264,7 @@ def test_a_plan_of_the_published_profile(run_here: RunHere, tmp_path: Path) -> N
 
 
 def planned(run_here: RunHere, job: ImportanceJob, output: Path, settings: Mapping[str, Any]) -> dict[str, Row]:
-    """The rows of a plan by stage, of which there is one each."""
+    """Return the rows of a plan by stage. Each stage has one row."""
     ended = run_here.command(
         words_of(job.server, job.path, output, *IMPORTANCE, "--json", settings=settings, command="plan")
     )

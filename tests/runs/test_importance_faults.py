@@ -1,4 +1,4 @@
-"""importance among faults and killed: what was not lost is as without them, bounds hold what was, starts mend all."""
+"""Test importance with errors and kills: other results do not change, the bounds hold, and later runs are complete."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_faults_in_every_stage_leave_bounds_that_hold_and_are_mended(
 
 
 def assert_bounds_hold(found: Mapping[str, list[Row]], wanted: Mapping[str, list[Row]]) -> None:
-    """What a measure is without faults lies between its bounds."""
+    """Check that the bounds of a measure contain its value in a run without errors."""
     for name, rows in wanted.items():
         values = {row["measure"]: row["value"] for row in rows}
         for row in found[name]:

@@ -1,4 +1,4 @@
-"""The metric importance over hundreds of worlds: every table is what brute force concludes, whatever the source is."""
+"""Compare the metric importance with brute force in hundreds of worlds. Every table is the same for all sources."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tests.runs.importance_jobs import assert_concluded
 pytestmark = pytest.mark.slow
 IMPORTANCE = ("--metric", "importance")
 WORLDS, RESPONSES = 210, 5
-# What stages share between the samples of one query
+# The samples of one query share the requests of these stages
 TABLES = ("statements", "scores", "measures", "claims", "evidence", "chunks", "failures", "summary", "measures_summary")
-# (texts, chunks) of a sample: what facts are taken from, and what claims are verified against
+# The texts and the chunks of a sample: the source of the facts, and the evidence for the claims
 Source = Callable[[Mapping[str, Any]], tuple[Sequence[tuple[str, str]], Sequence[Chunk]]]
 
 
 @dataclass
 class Worlds:
-    """Samples of many worlds, and what jobs over them share."""
+    """The samples of many worlds, and the server and the folder of the jobs."""
 
     run: RunHere
     server: ModelServer
@@ -39,7 +39,10 @@ class Worlds:
     known: Sequence[ImportanceWorld]
 
     def job(self, name: str, responses: int, **settings: Any) -> tuple[Path, list[Row]]:
-        """A job's output over so many responses to each query, and its samples; all jobs have one store."""
+        """Return the output of a job with this number of responses to each query, and its samples.
+
+        All jobs share one store.
+        """
         samples = [sample for world in self.known for sample in world.samples(responses)]
         path = write_samples(self.folder / f"samples-{responses}.jsonl", samples)
         given = {**embedder(self.server), "completion_store": self.folder / "store", **settings}
@@ -50,7 +53,7 @@ class Worlds:
 
 @pytest.fixture(scope="module")
 def worlds(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    """A judge that is wrong now and then."""
+    """Run worlds with a noisy judge."""
     with ModelServer(answer="world_noisy") as server:
         yield Worlds(run_here, server, tmp_path_factory.mktemp("worlds"), importance_worlds(WORLDS, "noisy"))
 
@@ -77,7 +80,7 @@ def in_contexts(sample: Mapping[str, Any]) -> tuple[Sequence[tuple[str, str]], S
 
 
 def of_index(documents: Sequence[Mapping[str, str]], most: int) -> Source:
-    """The chunks that a query finds, document by document, of the best so many documents."""
+    """Return the chunks of a query in the best documents, one document after the other."""
     nearest = Nearest([chunk for one in documents for chunk in cut(dict(one))])
 
     def found(sample: Mapping[str, Any]) -> tuple[Sequence[tuple[str, str]], Sequence[Chunk]]:
@@ -117,7 +120,7 @@ def test_contexts(worlds: Worlds, duplicates: str, responses: int) -> None:
 
 
 def test_the_published_profile(worlds: Worlds) -> None:
-    """Claims come from windows of sentences, and verdicts see more chunks than by default."""
+    """The claims are extracted from windows of sentences, and a verdict depends on more chunks than by default."""
     settings = {"profile": "published", "index.chunk_words": 10, "index.chunk_overlap": 2}
     output, samples = worlds.job("published", 3, **settings)
     options = replace(NOISY, duplicates="distance", windows=True, evidence_chunks=None)

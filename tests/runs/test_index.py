@@ -1,4 +1,4 @@
-"""Whole runs of `untold index` and `untold search`: bad rows, growth, refusals, kills; nothing is asked twice."""
+"""Run `untold index` and `untold search`: invalid rows, updates, errors and kills. No request is sent twice."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def index(run: RunHere, server: ModelServer, corpus: Path, output: Path, *flags:
 
 
 def test_an_index_is_made_searched_and_grown(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
-    """One after the other, for each step costs seconds: bad rows, hits, distinct queries, growth, another model."""
+    """Run all steps in one test, because each step takes seconds: invalid rows, hits, distinct queries, an update, a
+    new model.
+    """
     place = tmp_path / "index"
     corpus = write_corpus(tmp_path / "corpus.jsonl", CORPUS, {"id": "", "contents": "x"}, {"id": "none"})
     made = index(run_here, server, corpus, place, "--set", "fail_on_error.count=2")
@@ -156,10 +158,10 @@ def test_a_folder_without_an_index_is_refused(run_here: RunHere, server: ModelSe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["asked", "written"])
-def test_a_killed_build_goes_on_and_asks_nothing_twice(
+def test_a_killed_build_resumes_and_sends_no_request_twice(
     run_here: RunHere, server: ModelServer, tmp_path: Path, moment: str
 ) -> None:
-    """`kill -9` while vectors are requested, and as soon as the table is there."""
+    """Kill the build with SIGKILL during the requests for vectors, and as soon as the table exists."""
     documents = make_corpus(300)
     corpus = write_corpus(tmp_path / "corpus.jsonl", documents)
     place = tmp_path / "index"
@@ -180,7 +182,7 @@ def test_a_killed_build_goes_on_and_asks_nothing_twice(
     ended = score(server, corpus, place, settings=settings, command="index")
     assert ended.code == 0, ended.err
     texts = len(set(chunks_of(documents).values()))
-    # Whole calls of a batch, and of the last of each start one that is not
+    # All calls of a batch are complete, except for the last call of each run
     assert server.count() <= (-(-texts // BATCH) + 1 + at_risk if moment == "asked" else calls)
     assert read_manifest(place)["index"]["documents"] == len(documents)
     queries = write_rows(tmp_path / "queries.jsonl", [{"query": query} for query in QUERIES])

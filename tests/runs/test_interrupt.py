@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the run ends in order, says how to go on, and goes on without paying twice."""
+"""Test Ctrl-C and SIGTERM: the run ends in order, prints how to resume it, and no request is paid for twice."""
 
 from __future__ import annotations
 

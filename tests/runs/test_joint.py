@@ -1,4 +1,4 @@
-"""Several metrics in one run over one input: what they share is paid once, whatever kills it among them."""
+"""Run several metrics on the same input in one run. A shared request is paid once, even after a kill."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.runs.killing import assert_same_tables, kill_at
 from tests.runs.worlds import scores_of
 
 METRICS = ("nli", "qa", "rag", "nuggets", "icat", "importance")
-# Of these one metric's requests are those of all: contexts are summarised alike, and rag needs claims of both texts
+# The metrics share the requests of these stages. The summaries are the same, and rag needs the claims of both texts
 SHARED = ("summarise_context", "extract_claims")
 
 
@@ -44,15 +44,15 @@ def test_one_run_of_six_metrics_asks_less_than_six_runs(run_here: RunHere, tmp_p
     for stage in SHARED:
         assert joint[stage] == max(one[stage] for one in alone.values()) < summed[stage], stage
     assert joint.total() < summed.total()
-    print(f"\n{joint.total():,} requests, and {summed.total():,} of six runs", joint, alone)
+    print(f"\n{joint.total():,} requests, and {summed.total():,} requests of six runs", joint, alone)
     rows = read_table(tmp_path / "+".join(METRICS), "scores")
     for metric in METRICS:
         assert {row["sample_id"]: row for row in rows if row["metric"] == metric} == scores_of(tmp_path / metric)
 
 
 @pytest.mark.slow
-def test_metrics_side_by_side_go_on_where_they_were_killed(run_here: RunHere, tmp_path: Path) -> None:
-    """Each is killed in its judgements, while Spark is at work on the others."""
+def test_parallel_metrics_resume_after_a_kill(run_here: RunHere, tmp_path: Path) -> None:
+    """Kill the run in the judgements of each metric while Spark runs the other metrics."""
     samples = [sample for world in qa_worlds(8, "noisy") for sample in world.samples(2)]
     path, metrics = write_samples(tmp_path / "samples.jsonl", samples), "e2e,nli,qa"
     with ModelServer(answer="world_noisy") as server:

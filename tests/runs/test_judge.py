@@ -43,7 +43,7 @@ def test_nli_needs_no_endpoint_and_two_runs_have_equal_tables(tmp_path: Path) ->
     assert first.returncode == 0, first.stderr
     scores = {row["sample_id"]: (row["score"], row["status"]) for row in read_table(tmp_path / "one", "scores")}
     assert (scores["all"], scores["half"]) == ((1.0, "ok"), (0.5, "ok"))
-    # No number stands for a text that the judge cannot read
+    # The judge cannot read the text, so there is no score for it
     assert scores["foreign"][1] == "partial"
     failures = {(row["stage"], row["error_type"], row["sample_id"]) for row in read_table(tmp_path / "one", "failures")}
     assert failures == {("classify_relation", "unjudged", "foreign")}

@@ -78,8 +78,8 @@ def test_wrong_use_is_named_before_anything_is_scored(run_here: RunHere, samples
 
 
 @pytest.mark.gate
-def test_a_budget_needs_prices_and_pays_for_two_samples(run_here: RunHere, samples: Path, tmp_path: Path) -> None:
-    # Before the judge scores all samples
+def test_a_budget_needs_prices_and_must_pay_for_two_samples(run_here: RunHere, samples: Path, tmp_path: Path) -> None:
+    # The error is reported before the judge scores the samples
     with ModelServer(answer="world_closed") as server:
         free = run_here.command(words(samples, tmp_path / "free", server, "--judge-budget", "1", prices=False))
         small = run_here.command(words(samples, tmp_path / "small", server, "--judge-budget", "0.001"))

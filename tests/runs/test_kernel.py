@@ -1,4 +1,4 @@
-"""`session.score` in a Jupyter kernel that is interrupted: the kernel lives, and the same call goes on."""
+"""Interrupt `session.score` in a Jupyter kernel. The kernel survives, and the same call resumes the run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def kernel(tmp_path: Path) -> Iterator[tuple[KernelManager, BlockingKernelClient
 
 
 def run_cell(client: BlockingKernelClient, code: str) -> tuple[dict[str, Any], str]:
-    """The reply to a cell, and what it printed."""
+    """Return the reply to a cell and its output."""
     printed: list[str] = []
 
     def hear(message: dict[str, Any]) -> None:
@@ -48,7 +48,7 @@ def run_cell(client: BlockingKernelClient, code: str) -> tuple[dict[str, Any], s
     return reply["content"], "".join(printed)
 
 
-def test_an_interrupted_cell_leaves_a_kernel_in_which_the_same_call_goes_on(
+def test_an_interrupted_call_can_be_resumed_in_the_same_kernel(
     kernel: tuple[KernelManager, BlockingKernelClient], tmp_path: Path
 ) -> None:
     manager, client = kernel
@@ -73,6 +73,6 @@ def test_an_interrupted_cell_leaves_a_kernel_in_which_the_same_call_goes_on(
         again, printed = run_cell(client, score)
         assert again["status"] == "ok"
         assert printed == f"finished {SAMPLES}\n"
-        # What was answered before the interrupt is not asked again
+        # No completion from before the interrupt is requested again
         assert server.count() <= SAMPLES + 2
         assert run_cell(client, "session.close()")[0]["status"] == "ok"

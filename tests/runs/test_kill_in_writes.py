@@ -1,6 +1,6 @@
-"""`kill -9` while something is being written: a segment, a compacted file, the tables.
+"""Kill a run with SIGKILL during a write: a segment, a compacted file, or a table.
 
-Nothing is lost or wrong, and only what was on no disk is paid for again.
+The next run has the right result. It only sends the requests without a completion on disk again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from untold.jobs.run.output import ORDER
 
 IN_FLIGHT = 4
 FLUSH_SECONDS = 0.2
-# At 0.2 s a call some 20 a second, so that a stage leaves more segments than a store keeps apart
+# There are 20 calls per second at this latency, so a stage writes more segments than a store permits without a merge
 LATENCY = 0.2
 SETTINGS = {
     "summarise_contexts": "false",
@@ -52,14 +52,14 @@ SAMPLES: list[Row] = [
     }
     for number in range(50)
 ]
-# Names of files that are on their way: an actor's third segment, a merged file, the first snapshot that names one
+# The names of unfinished files: the third segment of an actor, a merged file, and the first snapshot with such a file
 SEGMENT = r"^\.[^_].*-000003\.parquet\.tmp$"
 MERGED = r"^\.merged-.*\.tmp$"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job in a folder of its own, started as often as it takes."""
+    """A job in a separate folder that can be started several times."""
 
     server: ModelServer
     folder: Path
@@ -74,12 +74,12 @@ class Job:
 
     @property
     def stage(self) -> Path:
-        """The folder of its one stage's completions."""
+        """Return the folder with the completions of the only stage."""
         (found,) = (self.output / "completions" / "v1").iterdir()
         return found
 
     def start(self, stop_at: str | None = None) -> Run:
-        """Starts it; the process that is about to sync a file of that name goes no further."""
+        """Start the job. A process stops before it syncs a file with a name that matches `stop_at`."""
         path = write_samples(self.samples, SAMPLES)
         here = Path(__file__).parent / "stopping"
         stopping = {"PYTHONPATH": str(here), "STOP_AT": stop_at, "STOP_NOTE": str(self.note)} if stop_at else {}
@@ -91,22 +91,22 @@ class Job:
         return self.folder / "stopped"
 
     def stored(self) -> set[str]:
-        """The requests whose completions are on the disk."""
+        """Return the requests with a completion on the disk."""
         names = find_whole(str(self.stage), move=False).names
         return {one for name in names for one in pq.read_table(self.stage / name)["request_id"].to_pylist()}
 
     def leftovers(self) -> set[Path]:
-        """What somebody was about to write: hidden files of the store, Spark's folders of parts, steps of the run."""
+        """Return the unfinished files: hidden files of the store, folders of Spark and steps of the run."""
         store = {path for path in self.stage.iterdir() if path.name.startswith(".")}
         return store | {*self.output.glob("*/_temporary"), *self.output.glob("_work")}
 
 
 def wait_for(run: Run, holds: Callable[[], bool]) -> None:
-    """Waits until this holds. Raises TimeoutError where the run ends before, with what it wrote."""
+    """Wait until the condition is true. Raise TimeoutError if the run ends before that."""
     end = monotonic() + WAIT_SECONDS
     while not holds():
         if not run.is_running or monotonic() > end:
-            raise TimeoutError(f"it did not come to that; the run wrote: {run.errors[-2000:]}")
+            raise TimeoutError(f"the condition was not met. Standard error of the run: {run.errors[-2000:]}")
         sleep(0.005)
 
 
@@ -116,10 +116,12 @@ def kill_all(run: Run, job: Job) -> None:
 
 
 def unwritten_at_a_stop(job: Job) -> int:
-    """What had arrived by then and is on no disk: what was in flight, or came since the last segment was begun."""
+    """Return the number of requests without a completion on disk: in flight, or completed since the start of the last
+    segment.
+    """
     stored, stopped_at = len(job.stored()), job.note.stat().st_mtime
     unwritten = job.server.count() - stored
-    # Two intervals: so short a one may begin late by half of it
+    # A flush can be late by half of its interval, so this uses two intervals
     at_risk = sum(moment >= stopped_at - 2 * FLUSH_SECONDS for moment in times(job.server.arrivals()))
     assert stored > 0
     assert 0 < unwritten <= at_risk + IN_FLIGHT
@@ -127,7 +129,7 @@ def unwritten_at_a_stop(job: Job) -> int:
 
 
 def check_whole(job: Job, ended: Ended, paid_twice: int) -> None:
-    """Everything is there, as brute force has it, and no more was paid for than has to be."""
+    """Check that the output equals the result of brute force and that only the requests at risk were paid twice."""
     assert ended.code == 0, ended.err
     assert read_statements(job.output) == {sample["sample_id"]: expected_statements(sample) for sample in SAMPLES}
     assert [(row["status"], row["score"]) for row in read_table(job.output, "scores")] == [("ok", 1 / 3)] * len(SAMPLES)
@@ -144,21 +146,21 @@ def job(server: ModelServer, tmp_path: Path) -> Job:
 
 
 @pytest.mark.slow
-def test_a_job_that_is_killed_as_it_writes_segments_and_as_it_writes_tables_loses_nothing(
+def test_a_job_that_is_killed_during_writes_of_segments_and_tables_keeps_all_completions(
     run_here: RunHere, job: Job
 ) -> None:
     run = job.start(stop_at=SEGMENT)
     wait_for(run, job.note.exists)
     kill_all(run, job)
     (part,) = job.leftovers() - {job.output / "_work"}
-    # One that is younger than an hour might still be written
+    # A file is not removed before it is an hour old, because it could still be open
     os.utime(part, (0, 0))
     paid_twice = unwritten_at_a_stop(job)
 
     run = job.start()
     tables = [job.output / name / "_temporary" for name in ORDER if name != "samples"]
     wait_for(run, lambda: any(table.exists() for table in tables))
-    # The driver and its JVM at once: finding all that is to be killed takes longer than the writing of a small table
+    # The test stops the driver and its JVM together, because a small table is written before all processes are found
     os.killpg(run.pid, signal.SIGSTOP)
     calls = job.server.count()
     kill_all(run, job)

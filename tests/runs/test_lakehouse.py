@@ -1,4 +1,4 @@
-"""Runs between tables of a lakehouse: inputs at one version, and nights that are whole in each table or not there."""
+"""Run on tables of a lakehouse: the inputs have one version, and each night is complete in each table or not there."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ CATALOG = {"lakehouse.catalog": "local", "lakehouse.namespace": "nights"}
 
 
 class Killed(BaseException):
-    """Stands for a process that is gone."""
+    """The process was killed."""
 
 
 class World:
-    """A folder with the table `answers`, and runs over it into `lake`."""
+    """A folder with the table `answers` and with runs that write its scores into `lake`."""
 
     def __init__(self, run_here: RunHere, server: ModelServer, folder: Path) -> None:
         self._run, self.server, self.folder = run_here, server, folder
@@ -67,7 +67,7 @@ class World:
         return self._run(self.server, *paths, *flags, settings={**place, **settings}, command=command)
 
     def nights(self, *flags: str) -> Ended:
-        """Nights of the table, which is partitioned by `day`, into tables of the lake."""
+        """Run the nights of the table, which is partitioned by `day`, and write into tables of the lake."""
         named, output = f"{self.answers}?day={{date}}", self.folder / "nights" / "{date}"
         words = ("--metric", "e2e", "--output-format", "delta", *flags)
         return self.run(*words, input=named, output=output, command="nightly")
@@ -100,7 +100,7 @@ def by_id(rows: list[Row]) -> dict[str, Row]:
 
 @contextmanager
 def killed_at(lake: type, number: int) -> Iterator[None]:
-    """Ends a run just before its commit of that number, as `kill -9` would: nothing is tidied up."""
+    """End a run just before the commit with this number. As with SIGKILL, no file is removed."""
     names: list[str] = []
     commit: Callable[..., int] = lake.commit  # type: ignore[attr-defined]
 
@@ -131,14 +131,14 @@ def test_a_run_names_the_version_it_read_and_goes_on_with_it(world: World) -> No
     other = world.run(input=f"{world.answers}@v2")
     assert other.code == 1
     assert "another input" in other.err
-    # Since a version: only what is new is asked, and the tables are of all rows
+    # With `--since`, only the new rows need requests, and the tables contain all rows
     since = world.run("--since", "v1")
     assert since.code == 0, since.err
     assert world.version == "v2"
     assert "10 late, 0 changed, 0 gone" in since.err
     assert world.server.count() == count_distinct(SAMPLES)
     assert read_manifest(world.output)["counts"]["samples"] == 20
-    # The same in a new output, by the store
+    # A new output has the same rows, because the store has the completions
     elsewhere = world.run("--since", "v1", output=world.folder / "elsewhere")
     assert elsewhere.code == 0, elsewhere.err
     assert world.server.count() == count_distinct(SAMPLES)
@@ -149,10 +149,10 @@ def test_a_run_names_the_version_it_read_and_goes_on_with_it(world: World) -> No
 
 
 @pytest.mark.parametrize("format", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
-def test_a_night_is_in_the_lakehouse_once_whatever_befell_it(world: World, spark: SparkSession, format: str) -> None:
+def test_a_night_is_in_the_lakehouse_once_after_any_failure(world: World, spark: SparkSession, format: str) -> None:
     lake, read = (DeltaLake, world.delta) if format == "delta" else (IcebergLake, world.iceberg)
     flags = ("--output-format", format, "--date", DATE)
-    # A column of the user's own
+    # The input has a column of the user
     world.add([{**row, "topic": row["system"]} for row in SAMPLES[:10]])
     with killed_at(lake, 4), suppress(Killed):
         pytest.fail(world.run(*flags).err)
@@ -170,11 +170,11 @@ def test_a_night_is_in_the_lakehouse_once_whatever_befell_it(world: World, spark
     assert [row["topic"] for row in read("samples")] == [row["system"] for row in read("samples")]
     files = [str(run.path_of(name)) for name in ("scores", "statements")]
     assert spark.read.parquet(files[0]).count() == 10
-    # Nothing to do, and nothing done
+    # There are no new rows, so the run does not write
     versions = read_manifest(world.output)["lakehouse"]["versions"]
     assert "Nothing to do" in world.run(*flags).out
     assert read_manifest(world.output)["lakehouse"]["versions"] == versions
-    # Rows that came late, and a kill with all but the last table added
+    # Late rows are added, and the run is killed before it commits the last table
     world.add([{**row, "topic": "late"} for row in SAMPLES[10:]])
     with killed_at(lake, len(RESULT_TABLES) - 1), suppress(Killed):
         pytest.fail(world.run(*flags, "--since", "v0").err)
@@ -203,7 +203,7 @@ def test_nights_of_one_table_take_up_what_changed_since_a_version(world: World, 
     assert [night(day)["counts"]["samples"] for day in (19, 20)] == [6, 6]
     assert night(20)["input"]["path"] == f"{world.answers}?day=2026-11-20@v1"
     assert world.server.count() == count_distinct(SAMPLES[:12])
-    # An update, a delete and rows that came late on one date, and a date that is new
+    # One date has an update, a delete and late rows, and another date is new
     table = DeltaTable(str(world.folder / "answers"))
     updated = {**SAMPLES[6], "response": "Fact C6."}
     table.update({"response": "'Fact C6.'"}, predicate=f"sample_id = '{updated['sample_id']}'")

@@ -1,4 +1,6 @@
-"""Rate limits hold at the endpoint, over actors and over jobs on one Ray cluster, and are used."""
+"""Test that several actors and several jobs on one Ray cluster use the rate limits of an endpoint and never exceed
+them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ SLACK_SECONDS = 0.3
 
 
 def _settings(actors: int = 1, **limits: Any) -> dict[str, Any]:
-    """Settings by which Spark writes as many units of work as there are actors."""
+    """Return the settings of a run with one unit of work per actor."""
     return {
         "summarise_contexts": "false",
         "llm.actors": actors,
@@ -46,7 +48,7 @@ def _check_rate(moments: Sequence[float], least_use: float = 0.9, per_minute: fl
 
 @pytest.fixture(autouse=True)
 def _no_idle_actors(run_here: RunHere) -> Iterator[None]:
-    """The actors of a run with many of them do not stay for the runs after it."""
+    """Stop the actors of a run with many actors, so that later runs do not use them."""
     yield
     run_here.close()
 
@@ -110,7 +112,7 @@ def test_a_limit_of_tokens_is_kept_and_used(run_here: RunHere, server: ModelServ
 
 @pytest.fixture
 def cluster() -> Iterator[str]:
-    """A Ray cluster of its own on this machine; gives its address."""
+    """Start a Ray cluster on this machine and return its address."""
     folder = Path(tempfile.mkdtemp(prefix="ray"))
     command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--port=0", "--num-cpus=1", "--block"]
     command += ["--include-dashboard=false", f"--object-store-memory={100 * 2**20}", f"--temp-dir={folder}"]
@@ -139,7 +141,7 @@ def _address(process: subprocess.Popen[bytes], folder: Path) -> str:
 
 
 def _score_together(server: ModelServer, folder: Path, count: int, settings: dict[str, Any]) -> list[float]:
-    """Runs two jobs with samples of their own at once; gives when their requests arrived."""
+    """Run two jobs with different samples in parallel and return the arrival times of their requests."""
     samples = make_samples(2 * count)
     halves = [write_samples(folder / f"{name}.jsonl", half) for name, half in zip("ab", _halves(samples), strict=True)]
     runs = [Run(server, path, folder / f"out-{path.stem}", settings=settings) for path in halves]

@@ -1,4 +1,7 @@
-"""qa, icat and importance by lists: what pairs conclude, whatever a judge leaves out, kills a run or fails."""
+"""Test qa, icat and importance with lists.
+
+The results equal the results of pairs if items are missing or a run is killed.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ from tests.runs.worlds import scores_of
 
 pytestmark = pytest.mark.slow
 WORLDS, RESPONSES = 8, 2
-# What is concluded; `evidence` and `relations` say who judged
+# The tables with results. The tables `evidence` and `relations` depend on the judge
 TABLES = ("statements", "scores", "measures")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A metric, the stage that judges its lists, and a judge whose lists are what it says of pairs."""
+    """A metric, the stage that judges its lists, and a judge with the same result for lists and for pairs."""
 
     metric: str
     lists: str
@@ -40,13 +43,13 @@ class Case:
         samples = [sample for world in known for sample in world.samples(RESPONSES)]
         if self.metric != "importance":
             return samples
-        # Chunks are judged together by the one stage, which resolves what their sentences join, and each by the other
+        # The one stage judges the chunks together and combines their sentences, and the other stage judges each chunk
         return [
             {**one, "contexts": ["\n".join(claims_of(text)) or text for text in one["contexts"]]} for one in samples
         ]
 
     def settings(self, server: ModelServer, *, lists: bool) -> dict[str, Any]:
-        """One text a call, so that calls can be counted as requests."""
+        """Each call has one text, so that the number of calls equals the number of requests."""
         place = {} if self.metric == "qa" else {**embedder(server), "embeddings.batch": 1}
         in_lists = {f"{self.metric}.judgement": "lists", f"{self.metric}.list_size": 3}
         return {**place, **self.more, **(in_lists if lists else {})}
@@ -55,7 +58,7 @@ class Case:
 CASES = (
     Case("qa", "compare_many", {"qa.quantity_tool": "none"}),
     Case("icat", "classify_relations", {}),
-    # A judge that errs may do so of chunks together and of none alone
+    # A noisy judge can be wrong about several chunks but right about each chunk
     Case("importance", "classify_relations", {}, judge="closed"),
 )
 

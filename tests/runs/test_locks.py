@@ -1,4 +1,4 @@
-"""A run that stood still while another took its folders over, and the ports of all that a run starts."""
+"""Test a suspended run that loses its folders to another run, and the ports of all processes of a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SETTINGS = {"llm.max_concurrency": IN_FLIGHT}
 
 @dataclass(frozen=True)
 class TakenOver:
-    """A run whose stage's folder another took over: the ports of its processes before, and how it ended."""
+    """A run that lost the folder of its stage: the ports of its processes before, and the end of the run."""
 
     output: Path
     listening: list[tuple[str, str]]
@@ -66,7 +66,7 @@ def taken_over(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TakenOver]:
 
 
 def _listening(processes: list[psutil.Process]) -> tuple[list[tuple[str, str]], set[str]]:
-    """(program, address) of each socket that listens or takes datagrams, and the programs of all processes."""
+    """Return the program and address of each open socket, and the programs of all processes."""
     found, programs = [], set()
     for process in processes:
         try:
@@ -93,11 +93,11 @@ def test_everything_that_a_run_starts_listens_on_loopback_alone(taken_over: Take
     assert [one for one in taken_over.listening if not _is_loopback(one[1])] == []
 
 
-def test_a_run_whose_store_was_taken_over_asks_nothing_more_and_says_so(taken_over: TakenOver) -> None:
+def test_a_run_that_lost_its_store_stops_and_reports_it(taken_over: TakenOver) -> None:
     assert taken_over.ended.code == 1
     assert "took over" in taken_over.ended.err
     assert taken_over.calls < taken_over.distinct
-    # What the look at the lock, five times a second, and the leases of a quarter of a second let through
+    # The lock is checked five times per second, and a lease lasts a quarter of a second, so some calls are still sent
     assert taken_over.calls <= taken_over.calls_before + 2 * IN_FLIGHT
 
 
@@ -118,7 +118,7 @@ def test_a_run_whose_output_was_taken_over_leaves_it_alone(
 
 
 def _take_over(server: ModelServer, output: Path) -> None:
-    """Does what the next holder of an output does, once the run asks."""
+    """Take over an output like the next run, after the first requests of the run."""
     end = monotonic() + WAIT_SECONDS
     while server.count() < 4 and monotonic() < end:
         sleep(0.02)

@@ -1,4 +1,4 @@
-"""Whole jobs of the metric longrecall over symbolic worlds: what they ask and conclude is what brute force does."""
+"""Compare jobs of the metric longrecall on symbolic worlds with brute force: the requests and the results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGRECALL = ("--metric", "longrecall")
 WORLDS = 16
 BASELINES = ("arecall", "erecall", "holistic")
 STAGES = ("extract_claims", "resolve_coreference", "match_one", "match_many", "match_holistic")
-# A topic that some pairs are of, and a home that some responses say: what is refused is told by its text alone
+# The words of the requests that fail: a topic of some pairs, and a home in some responses
 REFUSED = {"match_one": "tea", "match_many": "boats", "resolve_coreference": "Osaka", "match_holistic": "rain"}
 WRONG: list[Row] = [
     {"sample_id": "no references", "query": "q", "response": "Ada Mill lives in Lyon.", "references": None},
@@ -40,7 +40,7 @@ RULES = [{"when": {"stage": stage, "contains": text}, "do": {"status": 400}} for
 
 @pytest.fixture(scope="module")
 def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecallJob]:
-    """A noisy judge, which refuses some of what it is asked; two responses to the references of each world."""
+    """Run two responses to the references of each world with a noisy judge that refuses some of the requests."""
     folder = tmp_path_factory.mktemp("worlds")
     samples = [sample for world in longrecall_worlds(WORLDS, "noisy") for sample in world.samples(2)]
     samples.append({**samples[0], "sample_id": "none", "references": []})
@@ -94,7 +94,7 @@ def test_what_failed_is_told_of_each_sample(job: RecallJob) -> None:
 
 
 def planned(run_here: RunHere, job: RecallJob, store: Path, output: Path) -> dict[str, list[Row]]:
-    """The rows of a plan by stage: those that are asked twice have two."""
+    """Return the rows of a plan by stage. A stage that runs twice has two rows."""
     settings = settings_for(job.server, store)
     ended = run_here.command(
         words_of(job.server, job.path, output, *LONGRECALL, "--json", settings=settings, command="plan")

@@ -1,4 +1,7 @@
-"""longrecall among faults and killed, in each of its stages: bounds are those of brute force, and starts mend all."""
+"""Test longrecall with errors and kills in each of its stages.
+
+The bounds equal brute force, and later runs are complete.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ from tests.runs.killing import Whole, assert_same_tables, kill_in_stages, run_wh
 from tests.runs.mending import Expectation, Fates, assert_mended, faults_of
 from tests.runs.recalled import TABLES, assert_as_expected
 
-# The metric's whole jobs are in the tests that always run (test_longrecall.py), kills of other stages in test_kill.py
+# The jobs without errors are in test_longrecall.py, which always runs, and kills of other stages are in test_kill.py
 pytestmark = pytest.mark.slow
 BASELINES = ("arecall", "erecall", "holistic")
 STAGES = ("extract_claims", "resolve_coreference", "match_one", "match_many", "embed_text", "match_holistic")
-# Entailment is asked of what words find, and again of what vectors do
+# The stages of entailment run for the lexical candidates and again for the semantic candidates
 MOMENTS = (*STAGES[:5], "match_one", "match_many", "match_holistic")
 # Any text is a claim, and may be a resolved fact
 UNREAD = ("match_one", "match_many", "match_holistic")
@@ -57,7 +60,7 @@ def test_a_run_killed_in_every_stage_asks_nothing_that_is_stored(
 
 
 def expect_all(samples: list[Row], fates: Fates) -> Expectation[ExpectedRecall]:
-    """What must come of all samples, and what each has lost."""
+    """Return the expected results of all samples, and the failed requests of each sample."""
     found: Expectation[ExpectedRecall] = Expectation()
     for sample in samples:
         lost: set[tuple[str, str, str]] = set()
@@ -78,7 +81,7 @@ def test_every_fault_in_every_stage(run_here: RunHere, tmp_path: Path) -> None:
     samples, output = samples_of(WORLDS_AMONG_FAULTS), tmp_path / "out"
     path = write_samples(tmp_path / "samples.jsonl", samples)
     with ModelServer(answer="world_noisy") as server:
-        # One text a call: which texts share a call is no part of what is asked
+        # Each call has one text, because the key of a request does not depend on the other texts of its call
         place = {"embeddings.base_url": server.base_url, "embeddings.model": "embedder", "embeddings.batch": 1}
         settings = {**SETTINGS, **place, "llm.timeout_seconds": 2, "llm.max_attempts": ATTEMPTS}
 
@@ -94,5 +97,5 @@ def test_every_fault_in_every_stage(run_here: RunHere, tmp_path: Path) -> None:
             check,
         )
     assert {one.status for one in first.samples.values()} == {"ok", "partial", "failed", "no_statements"}
-    # A zero is one of what was judged
+    # A score of zero only depends on the judged references
     assert all(one.count(False) for one in first.samples.values() if one.measures.get("recall", [None])[0] == 0.0)

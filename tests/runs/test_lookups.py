@@ -1,4 +1,4 @@
-"""Vectors, web searches and local classifiers as stages of a run: asked once, stored, read, limited, counted."""
+"""Test vectors, web searches and local classifiers as stages of a run: requests, store, limits and counts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def remote(server: ModelServer, **given: Any) -> Settings:
 
 
 def embed(runner: StageRunner, texts: list[str], kind: str = "document") -> dict[str, Any]:
-    """By text, its vector or error type. Every text is given twice: rows are not requests."""
+    """Return the vector or the error type by text. Each text is in two rows, but in one request."""
     rows = runner.engines.spark.createDataFrame([(text, kind) for text in texts * 2], "text string, kind string")
     found = runner.ask("embed_text", rows, carry=("text",)).collect()
     assert len(found) == 2 * len(texts)
@@ -66,7 +66,7 @@ def test_an_endpoint_is_asked_for_vectors_once_and_they_are_read_with_length_one
         assert np.array_equal(np.array([found[text] for text in TEXTS], np.float32), expected)
         tokens = sum(arrival.prompt_tokens for arrival in server.arrivals())
         calls = server.count("embed_text")
-        # 130 texts in units of whole batches: three calls, the last of two texts
+        # The 130 texts are in units of whole batches: three calls, and the last call has two texts
         assert calls == 3
         assert {name: usage[name] for name in ("requests", "answered", "calls", "retries", "prompt_tokens")} == {
             "requests": 130,
@@ -78,7 +78,7 @@ def test_an_endpoint_is_asked_for_vectors_once_and_they_are_read_with_length_one
         assert usage["cost"] == pytest.approx(tokens * 2e-6)
         assert embed(runner, TEXTS) == found
         assert server.count() == calls
-        # As a query a text is another request
+        # The same text as a query is another request
         embed(runner, TEXTS[:1], "query")
         assert server.count() == calls + 1
 
@@ -140,7 +140,7 @@ def test_a_local_model_embeds_within_tasks_and_its_rows_are_in_the_store(
     with run_here.runner(tmp_path, settings, "embed_text") as runner:
         found = embed(runner, ["bees make", "honey"])
         assert found["bees make"] == pytest.approx(list(np.array([3.5, 13.5]) / np.hypot(3.5, 13.5)))
-        # The prefix goes before what is looked for: [CLS] water honey [SEP] are 2, 7, 6, 3
+        # The prefix comes before the text: the tokens [CLS] water honey [SEP] are 2, 7, 6, 3
         query = embed(runner, ["honey"], "query")["honey"]
         assert query == pytest.approx(list(np.array([4.5, 24.5]) / np.hypot(4.5, 24.5)))
         usage = usage_of(runner)
@@ -148,7 +148,7 @@ def test_a_local_model_embeds_within_tasks_and_its_rows_are_in_the_store(
         assert usage["cost"] is None
     (folder,) = (tmp_path / "store" / "v1").iterdir()
     stored = pa.concat_tables([pq.read_table(file) for file in folder.glob("*.parquet")])
-    # As the model gave them: the length is taken out when they are read
+    # The store contains the vectors of the model, and they are divided by their length after reading
     assert [3.5, 13.5] in stored["vector"].to_pylist()
     assert (len(stored), set(stored["model"].to_pylist())) == (3, {str(model)})
     with run_here.runner(tmp_path, settings, "embed_text") as runner:
@@ -181,7 +181,7 @@ def test_a_model_that_is_asked_grounds_by_its_relation(run_here: RunHere, server
 def judged(
     run_here: RunHere, folder: Path, settings: Settings, pairs: list[tuple[str, str]]
 ) -> dict[str, tuple[str, float | None, bool]]:
-    """By hypothesis: relation, probability of entailment, whether it is grounded."""
+    """Return the relation, the probability of entailment and the grounding by hypothesis."""
     with run_here.runner(folder, settings, grounding_stage(settings)) as runner:
         rows = runner.engines.spark.createDataFrame(pairs, "premise string, hypothesis string")
         found = ground(rows, runner, settings, carry=("hypothesis",)).collect()
@@ -213,7 +213,7 @@ def test_a_search_limit_holds_over_two_jobs(run_here: RunHere, server: ModelServ
 
 
 def answer_together(processes: list[ActorProcess], jobs: list[Job]) -> list[JobOutcome]:
-    """What comes of jobs that are answered at one time."""
+    """Return the outcomes of jobs that run in parallel."""
 
     def answer(process: ActorProcess, job: Job) -> JobOutcome:
         return process.answer(job, lambda _: None, lambda: False)

@@ -1,4 +1,4 @@
-"""A month of nights on an object store: what is paid, what the tables say, and what the trend makes of it."""
+"""Run a month of nights on an object store, and check the cost, the tables and the trend."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FLAGS = ("--metric", "e2e", "--order", "oldest")
 
 
 def facts(query: int) -> list[str]:
-    """What the contexts of a query state; the last one is what the judge comes to dispute."""
+    """Return the facts in the contexts of a query. The judge later disputes the last fact."""
     return [*(f"Fact {name}{query}." for name in "ABC"), f"Fact D{query}{DISPUTED}"]
 
 
@@ -42,7 +42,11 @@ def sample(name: str, system: str, query: int, said: list[str], note: str = "") 
 
 
 def night_of(day: int) -> list[Row]:
-    """A night's answers: most are new, and say three facts of four or so; the first query is answered as ever."""
+    """Return the responses of a night.
+
+    Most responses are new and contain some of the four facts. The response to the first query never changes.
+
+    """
     rows = []
     for system in ("a", "b"):
         drawn = random.Random(f"{day} {system}")
@@ -60,7 +64,7 @@ SENTINEL = [sample(f"s-{query}", "fixed", query, facts(query)[query % 2 :]) for 
 
 
 class Month:
-    """The nights in a bucket, and `untold nightly` over them in processes of their own."""
+    """The nights in a bucket, and separate processes that run `untold nightly` on them."""
 
     def __init__(self, server: ModelServer, store: ObjectStore, folder: Path) -> None:
         self.server, self._store, self._folder = server, store, folder
@@ -102,7 +106,7 @@ def month(server: ModelServer, object_store: ObjectStore, tmp_path: Path) -> Mon
 
 
 def changed_prompts(folder: Path) -> Path:
-    """Templates of which one asks otherwise for the same."""
+    """Write templates. One of them requests the same result with another text."""
     folder.mkdir()
     for file in PROMPTS.iterdir():
         (folder / file.name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
@@ -112,14 +116,14 @@ def changed_prompts(folder: Path) -> Path:
 
 
 def score_of(row: Row, *, drifted: bool) -> float:
-    """What a judge makes of an answer."""
+    """Return the score of a response by a judge."""
     response = row["response"].replace(DISPUTED, "") if drifted else row["response"]
     covered, uncovered = expected_e2e(row["query"], row["contexts"], response)
     return len(covered) / (len(covered) + len(uncovered))
 
 
 def asked() -> Iterator[tuple[int, Row, str]]:
-    """The requests that the nights make, first asked first: the night, the sample and its key."""
+    """Yield the requests of the nights in order: the night, the sample and its key."""
     for day in range(1, NIGHTS + 1):
         if day != EMPTY:
             for row in night_of(day):
@@ -127,13 +131,13 @@ def asked() -> Iterator[tuple[int, Row, str]]:
 
 
 @pytest.mark.slow
-def test_a_month_of_nights_tells_its_three_causes(
+def test_the_trend_of_a_month_names_its_three_causes(
     month: Month, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = month.server
     server.configure(rules=[{"when": {}, "do": {"delay": 0.05}}])
     killed = month.start(1, CHANGED - 1)
-    # Within the fifth night, each of which has its sentinel
+    # The run is killed in the fifth night. Each night has its sentinel
     killed.wait_for(server, (KILLED - 1) * QUERIES * 3)
     killed.kill()
     server.configure(rules=[])
@@ -147,7 +151,7 @@ def test_a_month_of_nights_tells_its_three_causes(
     server.configure(answer="strict")
     month.run(DRIFTS, NIGHTS, prompts=prompts)
 
-    # What is new, each night's sentinel, and what was on its way at the kill
+    # The new requests, the sentinel of each night, and the requests in flight at the kill
     first: dict[str, int] = {}
     for day, _, key in asked():
         first.setdefault(key, day)
@@ -168,7 +172,7 @@ def test_a_month_of_nights_tells_its_three_causes(
 
 
 def assert_tables(day: int, first: dict[str, int]) -> None:
-    """The scores of a night and of its sentinel are those of the judge who was asked."""
+    """Check that the scores of a night and of its sentinel equal the scores of its judge."""
     run = untold.open_run(f"s3://{BUCKET}/out/2026-11-{day:02d}")
     rows = {row["sample_id"]: row["score"] for row in run.table("scores").to_pylist()}
     expected = {

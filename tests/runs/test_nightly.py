@@ -1,4 +1,4 @@
-"""Dates scored night by night: what is done costs no start, and what is new is all that is asked."""
+"""Test the scores of several dates with `untold nightly`: it skips finished dates and sends only the new requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ PRICES = {"llm.price_per_million_prompt_tokens": 1000.0, "llm.price_per_million_
 
 
 class Nights:
-    """A folder of dates: `in/<date>/*.jsonl`, `out/<date>`, and `untold nightly` over them."""
+    """A folder of dates, with the input in `in/<date>/*.jsonl` and the output in `out/<date>`, and `untold nightly` on
+    them.
+    """
 
     def __init__(self, run_here: RunHere, server: ModelServer, folder: Path) -> None:
         self._run, self.server, self.folder = run_here, server, folder
@@ -53,7 +55,7 @@ class Nights:
         return self._run(self.server, *paths, *words, settings=settings, command="nightly", environment=environment)
 
     def ask(self, *flags: str, **settings: Any) -> tuple[int, dict[str, Row]]:
-        """The exit code, and what `--json` says by date."""
+        """Return the exit code and the row of each date in the output of `--json`."""
         ended = self.run(*flags, "--json", **settings)
         found = json.loads(ended.out)
         assert found["exit_code"] == ended.code
@@ -74,7 +76,7 @@ def nights(run_here: RunHere, server: ModelServer, tmp_path: Path) -> Nights:
 
 @contextmanager
 def no_engine() -> Iterator[None]:
-    """Neither Spark nor the answering process may start."""
+    """Raise an error if Spark or the actor process starts."""
     with patch.object(nightly, "open_held", side_effect=AssertionError("an engine started")):
         yield
 
@@ -89,7 +91,7 @@ def day(number: int) -> list[str]:
 
 @contextmanager
 def watched() -> Iterator[tuple[Hook, InMemorySpanExporter]]:
-    """An address for messages and events, and what keeps spans."""
+    """Start a server for messages and events, and keep the spans in memory."""
     kept, provider, hook = InMemorySpanExporter(), TracerProvider(), Hook()
     provider.add_span_processor(SimpleSpanProcessor(kept))
     with patch.object(trace, "get_tracer", provider.get_tracer):
@@ -98,7 +100,7 @@ def watched() -> Iterator[tuple[Hook, InMemorySpanExporter]]:
 
 
 def assert_watched(nights: Nights, hook: Hook, kept: InMemorySpanExporter, days: Sequence[int], figures: str) -> None:
-    """What a start told of these dates, the newest last: a message, events, spans, and the newest one's figures."""
+    """Check the message, the events and the spans of these dates, and the figures of the newest date."""
     named = [nights.out(day) for day in days]
     (message,) = [told for told in hook.facts if "eventType" not in told]
     assert (message["command"], message["status"], message["exit_code"]) == ("nightly", "finished", 0)
@@ -124,7 +126,7 @@ def assert_watched(nights: Nights, hook: Hook, kept: InMemorySpanExporter, days:
 def test_a_week_of_nights(nights: Nights) -> None:
     samples = make_samples(30)
     nights.add(17, samples[:10])
-    # Half of it is of the night before
+    # Half of the samples are the same as on the date before
     nights.add(18, samples[5:15])
     nights.add(20, samples[10:20])
     figures = nights.folder / "figures.prom"
@@ -155,7 +157,7 @@ def test_a_week_of_nights(nights: Nights) -> None:
         assert "does not exist" in required.err
     assert snapshot(nights.folder / "out") == before
 
-    # Rows that came late wait for --refresh, and cost what is new of them
+    # Late rows wait for --refresh and only cost the new requests
     nights.add(17, samples[20:23], "late")
     with no_engine():
         changed = nights.run(*day(17))
@@ -174,7 +176,7 @@ def test_a_week_of_nights(nights: Nights) -> None:
     with no_engine():
         assert "has changed" not in nights.run(*span(17, 20)).out
 
-    # Another judge is refused where there are figures, and breaks their line where there are none yet
+    # Another judge is an error if a date has scores, and it interrupts the trend line if there are no scores yet
     nights.add(21, samples[10:20])
     with no_engine():
         refused = nights.run(*span(17, 18), **{"llm.temperature": 0.5})
@@ -232,7 +234,7 @@ def test_what_is_wrong_with_one_date_ends_no_other_and_an_outage_ends_all(nights
 
 
 @pytest.mark.slow
-def test_each_night_has_its_budget_and_all_have_the_months(nights: Nights) -> None:
+def test_each_night_has_a_budget_and_the_month_has_a_budget(nights: Nights) -> None:
     samples = make_samples(40)
     for number in (17, 18, 19):
         nights.add(number, samples[10 * (number - 17) :][:10])
@@ -254,7 +256,7 @@ def test_each_night_has_its_budget_and_all_have_the_months(nights: Nights) -> No
     more = {**PRICES, "nightly.budget_month": spent * 1.2}
     code, found = nights.ask(*span(16, 19), **more)
     assert (code, [row["status"] for row in found.values()]) == (3, ["budget", "done", "done", "waiting"])
-    # A call is not made where it could cost more than is left
+    # A call is not sent if its cost could exceed the rest of the budget
     assert paid <= nights.server.count() < paid + count_distinct(samples[20:])
     assert nights.run(*span(16, 19), **PRICES).code == 0
     without = nights.run(*day(17), **{"nightly.budget_month": 1})
@@ -264,10 +266,10 @@ def test_each_night_has_its_budget_and_all_have_the_months(nights: Nights) -> No
 
 
 @pytest.mark.slow
-def test_a_sentinel_is_judged_anew_each_night(run_here: RunHere, nights: Nights) -> None:
+def test_a_sentinel_is_judged_again_each_night(run_here: RunHere, nights: Nights) -> None:
     samples, fixed = make_samples(12), make_samples(4)
     given = {"nightly.sentinel": write_samples(nights.folder / "fixed.jsonl", fixed)}
-    # The sentinel's answers are among those of both dates
+    # The samples of both dates include the sentinel
     for number in (17, 18):
         nights.add(number, samples[:6])
     first = nights.run(*span(17, 18), "--order", "oldest", **given)
@@ -292,7 +294,7 @@ def test_a_sentinel_is_asked_once_a_night_and_within_its_budget(nights: Nights) 
     for number in (17, 18):
         nights.add(number, samples[:6])
     assert nights.run(*span(17, 18), "--order", "oldest", **given).code == 0
-    # Neither a date that is done nor late rows ask it again
+    # The sentinel is not sent again for a finished date or for late rows
     paid = nights.server.count()
     with no_engine():
         assert nights.run(*span(17, 18), **given).code == 0
@@ -300,7 +302,7 @@ def test_a_sentinel_is_asked_once_a_night_and_within_its_budget(nights: Nights) 
     assert nights.run(*day(17), "--refresh", **given).code == 0
     assert nights.server.count() - paid == count_distinct(samples[:6] + samples[8:9]) - count_distinct(samples[:6])
 
-    # It comes first, and counts in the night's budget
+    # The sentinel runs first and counts in the budget of the night
     nights.add(19, samples[9:12])
     paid, most = nights.server.count(), count_distinct(fixed) + 1
     code, found = nights.ask(*day(19), **given, **{"budget.max_calls": most})

@@ -1,4 +1,4 @@
-"""Whole jobs of the metric nli over symbolic worlds: what they conclude is what brute force concludes."""
+"""Compare jobs of the metric nli on symbolic worlds with brute force."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ WORLDS = 40
 NLI = ("--metric", "nli")
 PAIRS = "classify_relation"
 FLUSH_SECONDS = 1.0
-# Each call of a classifier's server that is drawn stumbles once, in one way or another
+# A share of the calls to the server of the classifier fails once, in different ways
 STUMBLES = [
     {"when": {"share": share, "attempt_below": 2}, "do": deed}
     for share, deed in ((0.1, {"status": 503}), (0.1, {"status": 429}), (0.1, "drop"), (0.1, {"nan": True}))
@@ -68,7 +68,7 @@ NliJob: TypeAlias = Job[Options, Expected]
 
 @pytest.fixture(scope="module")
 def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NliJob]:
-    """A noisy judge, whose entailments are not transitive; two responses to the query of each world."""
+    """Run two responses to the query of each world with a noisy judge. Its entailments are not transitive."""
     folder = tmp_path_factory.mktemp("worlds")
     known = [*worlds(WORLDS // 2, "noisy"), *worlds(WORLDS // 2, "noisy", ids=True, first=WORLDS // 2)]
     samples = [with_kinds(sample) for world in known for sample in world.samples(2)]
@@ -82,7 +82,7 @@ def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def relations_of(output: Path) -> dict[str, dict[tuple[str, str], str | None]]:
-    """The relation of each pair of texts of each sample."""
+    """Return the relation of each pair of texts of each sample."""
     texts = {row["atom_id"]: row["text"] for row in read_table(output, "atoms")}
     return {
         sample_id: {(texts[row["premise_id"]], texts[row["hypothesis_id"]]): row["relation"] for row in rows}
@@ -203,7 +203,7 @@ IN_LISTS = {"nli.judgement": "lists", "nli.list_size": 5}
 
 
 def count_lists(job: NliJob, size: int) -> int:
-    """How many distinct lists there are of the sorted hypotheses that a premise is asked for."""
+    """Return the number of distinct lists of sorted hypotheses for a premise."""
     lists: set[tuple[str, ...]] = set()
     for one in job.expected.values():
         contexts = {atom.text for atom in one.atoms if atom.kept and atom.origin != "response"}
@@ -238,7 +238,7 @@ def test_lists_conclude_what_pairs_do_whatever_a_judge_leaves_out_or_repeats(
 def assert_as_in(
     job: NliJob, samples: Sequence[Row], output: Path, table_of: Callable[[Path], Mapping[str, Any]]
 ) -> None:
-    """What a job of some of the samples found of them is what the whole one did."""
+    """Check that a job with some of the samples has the same results for them as the whole job."""
     names = {sample["sample_id"] for sample in samples}
     assert table_of(output) == {name: row for name, row in table_of(job.output).items() if name in names}
 
@@ -296,13 +296,13 @@ def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
 def test_a_classifier_tells_what_it_is_certain_of_and_the_model_the_rest(
     run_here: RunHere, job: NliJob, tmp_path: Path, judge: str
 ) -> None:
-    """In a folder, or behind an API, which stumbles."""
+    """The classifier is in a folder or behind an API that sometimes fails."""
     share, output, folder = 0.3, tmp_path / "out", write_judge(job, tmp_path)
     with ModelServer(rules=STUMBLES, classifier=words_of_judge(job)) as server:
         given: dict[str, Any] = {"nli": {"classifier": str(folder)}}
         if judge in BY_API:
             given = {"nli": {"classifier_url": f"{server.root_url}/{judge}"}, "classifier": BY_API[judge]}
-        # Alone with the probability of entailment, which is .70 at most, no pair would be certain at .8
+        # For a probability of entailment of at most .70, no pair would be certain at .8
         given["nli"] |= {"classifier_threshold": 0.65 if judge == "score" else 0.8, "audit_share": share}
         by_key = {f"{section}.{name}": value for section, values in given.items() for name, value in values.items()}
         settings = {"completion_store": tmp_path / "store", **by_key}
@@ -331,7 +331,7 @@ def test_a_classifier_tells_what_it_is_certain_of_and_the_model_the_rest(
 def assert_nothing_classified_again(
     run_here: RunHere, job: NliJob, output: Path, settings: dict[str, Any], server: ModelServer
 ) -> None:
-    """A start that is certain of less reads all probabilities from the store."""
+    """A run with a lower threshold reads all probabilities from the store."""
     asked, least = server.count("classify_entailment"), {**settings, "nli.classifier_threshold": 0.7}
     again = run_here(job.server, job.path, output.with_name("again"), *NLI, settings=least)
     assert (again.code, server.count("classify_entailment")) == (0, asked), again.err
@@ -344,13 +344,13 @@ def assert_nothing_classified_again(
 
 
 def words_of_judge(job: NliJob) -> dict[str, list[str]]:
-    """The words of the job's atoms, of which a classifier doubts by every second one."""
+    """Return the words in the atoms of the job. The classifier is uncertain about every second word."""
     words = words_among({text for one in job.expected.values() for pair in one.relations for text in pair})
     return {"words": words, "doubted": words[::2]}
 
 
 def write_judge(job: NliJob, folder: Path) -> Path:
-    """A classifier that knows these words."""
+    """Write a classifier for these words and return its folder."""
     write_classifier(folder / "judge", labels=list(LABELS), **words_of_judge(job))
     return folder / "judge"
 
@@ -358,9 +358,9 @@ def write_judge(job: NliJob, folder: Path) -> Path:
 def assert_audited(
     job: NliJob, output: Path, share: float, tell: Callable[[tuple[str, str]], tuple[str, str | None]]
 ) -> Counter[str]:
-    """Every table on audits is what brute force says, of what tells a pair and, where no model does, its relation.
+    """Check the tables of an audit against brute force, and return the number of pairs by source.
 
-    How many pairs each teller has.
+    The argument `tell` returns the source of a pair and, for a pair without the model, its relation.
     """
     texts = {row["atom_id"]: row["text"] for row in read_table(output, "atoms")}
     told: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
@@ -412,14 +412,14 @@ def assert_audited(
     interval = clustered_bca_interval(sums, sizes, seed=0)
     row = rows["score_audited", None]
     assert row["mean"] == pytest.approx(interval.mean)
-    # Resamples are drawn in another order of the queries
+    # The resamples use another order of the queries
     assert (row["ci_low"], row["ci_high"]) == pytest.approx((interval.low, interval.high), abs=0.02)
     assert missed.total() > 5
     return counts
 
 
 def filtered(premise: str, hypothesis: str, share: float) -> tuple[str, str | None]:
-    """What tells the relation of a pair under a filter by words, and what the filter tells."""
+    """Return the source of the relation of a pair under a word filter, and the relation of the filter."""
     if content_words(premise) & content_words(hypothesis):
         return "model", None
     return "audit" if is_audited(premise, hypothesis, share) else "filtered", "neutral"
@@ -474,9 +474,9 @@ def test_graphframes_without_its_jar_is_refused_before_any_call(
 def test_a_whole_job_by_graphframes(
     spark: SparkSession, run_here: RunHere, job: NliJob, tmp_path: Path, largest: int
 ) -> None:
-    """The tables equal brute force, with all components from the library or the small ones from tasks."""
+    """The tables equal brute force, with the library for all components or with tasks for the small components."""
     if not has_graphframes(spark):
-        pytest.skip("no GraphFrames on the class path")
+        pytest.skip("GraphFrames is not on the class path")
     samples = job.samples[:12]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     settings = {

@@ -1,4 +1,7 @@
-"""nuggets among faults and killed: all that was lost is as predicted, bounds hold it, and later starts mend it."""
+"""Test nuggets with errors and kills.
+
+The lost requests are as predicted, the bounds hold, and later runs are complete.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def test_a_run_killed_in_every_stage_asks_nothing_that_is_stored(
 
 
 def expect(samples: Sequence[Row], fates: Fates) -> Expectation[ExpectedNuggets | None]:
-    """What must come of samples, and which of their requests are lost."""
+    """Return the expected results of the samples and their failed requests."""
     found: Expectation[ExpectedNuggets | None] = Expectation()
     for sample in samples:
         judged = judge_nuggets(sample, OPTIONS, fates.ask)

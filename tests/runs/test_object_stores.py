@@ -1,4 +1,4 @@
-"""Whole runs whose input, output and store lie in an object store."""
+"""Test runs with the input, the output and the store in an object store."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from tests.runs.here import RunHere
 
 pytestmark = pytest.mark.gate
 
-# A space and a percent sign are part of a key as they stand
+# The key contains a space and a percent sign on purpose
 OUTPUT = "runs of%20today/out"
 
 
 def start(server: ModelServer, bucket: ObjectStore, folder: Path, *flags: str, **settings: Any) -> Run:
-    """A run of the samples in the bucket, whose output and store lie there too."""
+    """Start a run on the samples in the bucket. The output and the store are in the bucket too."""
     places = ["--input", f"s3://{BUCKET}/in/*.jsonl", "--output", f"s3a://{BUCKET}/{OUTPUT}"]
     return Run(server, folder, folder / "run", *places, *flags, environment=bucket.variables, settings=settings)
 
 
 def fetch(store: ObjectStore, folder: Path) -> Path:
-    """The output in the bucket as a folder of this machine."""
+    """Download the output from the bucket into a folder of this machine."""
     for key, content in store.objects.items():
         if key.startswith(f"{OUTPUT}/") and not key.endswith("/"):
             path = folder / "fetched" / key.removeprefix(f"{OUTPUT}/")
@@ -47,7 +47,7 @@ def fetch(store: ObjectStore, folder: Path) -> Path:
 
 
 def put_samples(store: ObjectStore, folder: Path, rows: list[Mapping[str, Any]]) -> Path:
-    """Samples in the bucket, and the same on this machine."""
+    """Write samples into the bucket and into a file of this machine."""
     path = write_samples(folder / "samples.jsonl", rows)
     store.put("in/samples 1.jsonl", path.read_bytes())
     return path
@@ -69,7 +69,7 @@ def test_a_run_over_s3a_gives_the_tables_of_a_local_one(
 
 
 class Kill:
-    """Kills a run, its JVM and its actors with it, when a request comes for the n-th time; that one never arrives."""
+    """Kill a run with its JVM and its actors before the n-th request that matches. This request never arrives."""
 
     def __init__(self, is_meant: Callable[[str, str], bool], times: int = 1) -> None:
         self._is_meant, self._left = is_meant, times
@@ -94,7 +94,7 @@ def is_before_the_removal_of_sources() -> Callable[[str, str], bool]:
     def is_meant(method: str, key: str) -> bool:
         if method == "PUT" and "/merged-" in key:
             merged.append(key)
-        # Removals of several objects are one POST
+        # The removal of several objects is one POST request
         return bool(merged) and method in ("POST", "DELETE")
 
     return is_meant
@@ -104,14 +104,14 @@ def is_before_the_removal_of_sources() -> Callable[[str, str], bool]:
 @pytest.mark.parametrize(
     ("is_meant", "times", "settings"),
     [
-        # All tables are written, and the manifest still says that it runs
+        # All tables are written, but the manifest still has the status of a running job
         (lambda method, key: (method, key) == ("PUT", f"{OUTPUT}/manifest.json"), 2, {}),
-        # The merged file is there, and so are its sources
+        # The store contains both the merged file and its sources
         (is_before_the_removal_of_sources(), 1, {"llm.flush_seconds": 0.1, "llm.max_concurrency": 4}),
     ],
     ids=["before the manifest", "in a compaction"],
 )
-def test_a_run_that_is_killed_in_its_writes_pays_for_nothing_twice(
+def test_a_run_that_is_killed_in_its_writes_pays_for_no_request_twice(
     server: ModelServer,
     object_store: ObjectStore,
     run_here: RunHere,
@@ -136,7 +136,7 @@ def test_a_run_that_is_killed_in_its_writes_pays_for_nothing_twice(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["actor", "driver"])
-def test_an_actor_or_a_driver_that_is_killed_loses_what_arrived_since_its_last_write(
+def test_a_killed_actor_or_driver_only_loses_the_completions_since_its_last_write(
     server: ModelServer, object_store: ObjectStore, run_here: RunHere, tmp_path: Path, killed: str
 ) -> None:
     rows, in_flight = make_samples(100), 4
@@ -153,7 +153,7 @@ def test_an_actor_or_a_driver_that_is_killed_loses_what_arrived_since_its_last_w
         run = start(server, object_store, tmp_path, **settings)
     ended = run.wait()
     assert ended.code == 0, ended.err
-    # The requests of one interval and of a write, at four in a tenth of a second
+    # The requests during one interval and one write, with four calls per tenth of a second
     lost = in_flight + int(in_flight * (flush + 0.5) / 0.1)
     assert count_distinct(rows) <= server.count() <= count_distinct(rows) + lost
     assert run_here(server, samples, tmp_path / "local").code == 0
@@ -183,12 +183,12 @@ def test_a_store_that_is_busy_slow_and_cuts_answers_changes_no_table(
 
 
 @pytest.mark.slow
-def test_of_two_runs_on_one_store_one_waits_and_pays_nothing(
+def test_the_second_run_on_a_store_waits_and_pays_for_no_request(
     server: ModelServer, object_store: ObjectStore, tmp_path: Path
 ) -> None:
     rows = make_samples(20)
     put_samples(object_store, tmp_path, rows)
-    # So that the first still asks when the second has started Spark
+    # The first run is still sending requests when the second run has started Spark
     server.configure(latency=4.0)
     settings = {"completion_store": f"s3://{BUCKET}/store", "llm.max_concurrency": 1}
     runs = []

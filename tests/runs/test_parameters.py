@@ -1,4 +1,4 @@
-"""Whole jobs with a judge that reasons or refuses parameters, and with endpoints that refuse every request."""
+"""Run jobs with a reasoning judge, a judge that rejects parameters, and endpoints that reject all requests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_model_that_reasons_scores_all_samples(
     assert "top_p is not supported; sent without it" in lines
     assert sum_usage(tmp_path / "one", "reasoning_tokens") > 0
 
-    # Another run on the store sends nothing and has nothing to learn
+    # Another run on the store sends no requests, because the store also has the parameters
     calls = server.count()
     again = run_here(server, path, tmp_path / "two", "--metric", metric, settings=settings)
     assert (again.code, server.count(), "is not supported" in again.err) == (0, calls, False)

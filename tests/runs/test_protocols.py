@@ -1,4 +1,4 @@
-"""A whole job over Anthropic's Messages API, with a key that a command prints and that expires."""
+"""Run a job with the Messages API of Anthropic. A command prints the key, and the key expires."""
 
 from __future__ import annotations
 

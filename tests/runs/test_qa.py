@@ -1,4 +1,4 @@
-"""Whole jobs of the metric qa over symbolic worlds: what they conclude is what brute force concludes."""
+"""Compare jobs of the metric qa on symbolic worlds with brute force."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ QaJob: TypeAlias = Job[Options, ExpectedQa]
 
 @pytest.fixture(scope="module")
 def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator[QaJob]:
-    """A noisy judge, whose relations are not transitive, with the tool; two responses to the query of each world.
+    """Run two responses to the query of each world with a noisy judge and the tool. Its relations are not transitive.
 
-    It goes the way of large inputs, whose steps lie in files; other jobs of tests are small.
+    The job writes its steps to files, like a job with a large input. The other jobs of the tests are small.
     """
     folder = tmp_path_factory.mktemp("worlds")
     known = [*qa_worlds(WORLDS // 2, "noisy"), *qa_worlds(WORLDS // 2, "noisy", ids=True, first=WORLDS // 2)]
@@ -78,7 +78,7 @@ def expect(samples: list[Row], options: Options) -> dict[str, ExpectedQa]:
 
 
 def atoms_of(output: Path) -> dict[str, list[QaAtom]]:
-    """The answers of each sample."""
+    """Return the answers of each sample."""
     return {
         name: [
             QaAtom(row["question"], row["text"], row["origin"], tuple(row["sources"]), row["rating"], row["kept"])
@@ -93,7 +93,7 @@ def ordered(atoms: Iterator[QaAtom] | list[QaAtom] | tuple[QaAtom, ...]) -> list
 
 
 def relations_of(output: Path) -> dict[str, dict[Comparison, str | None]]:
-    """The relation of each pair of answers of each sample, in the order of the table."""
+    """Return the relation of each pair of answers of each sample, in the order of the table."""
     known = {row["atom_id"]: row for row in read_table(output, "atoms")}
     found: dict[str, dict[Comparison, str | None]] = defaultdict(dict)
     for row in read_table(output, "relations"):
@@ -106,7 +106,7 @@ def relations_of(output: Path) -> dict[str, dict[Comparison, str | None]]:
 
 
 def assert_concluded(output: Path, expected: Mapping[str, ExpectedQa]) -> None:
-    """Every table of an output is that of brute force."""
+    """Check that every table of an output equals the result of brute force."""
     assert {name: figures_of(row) for name, row in scores_of(output).items()} == {
         name: figures(one) for name, one in expected.items()
     }
@@ -184,7 +184,7 @@ def test_what_the_tool_was_asked_and_said_is_kept_with_the_completion(job: QaJob
 
 
 def completions(output: Path, stage: str, column: str) -> list[Any]:
-    """A column of the stored completions of a stage."""
+    """Return a column of the stored completions of a stage."""
     folders = [each for each in (output / "completions" / "v1").iterdir() if each.name.startswith(f"{stage}-")]
     return [value for folder in folders for value in pq.read_table(folder)[column].to_pylist()]
 
@@ -199,7 +199,7 @@ IN_LISTS = {"qa.judgement": "lists", "qa.list_size": 3}
 
 
 def count_lists(expected: Mapping[str, ExpectedQa], size: int) -> int:
-    """How many distinct lists there are of what answers are held against: the response's against those of contexts."""
+    """Return the number of distinct lists of answers: the answers of contexts that a response is compared with."""
     lists: set[tuple[str, ...]] = set()
     for one in expected.values():
         of_contexts = {(atom.question, atom.text) for atom in one.atoms if atom.kept and atom.sources}
@@ -214,10 +214,10 @@ def count_lists(expected: Mapping[str, ExpectedQa], size: int) -> int:
 
 
 @pytest.mark.slow
-def test_lists_conclude_what_pairs_do_whatever_a_judge_leaves_out_or_repeats(
+def test_lists_have_the_results_of_pairs_if_a_judge_omits_or_repeats_items(
     run_here: RunHere, job: QaJob, tmp_path: Path
 ) -> None:
-    """Without the tool, which lists do not have."""
+    """The tool is not available for lists."""
     settings = {"completion_store": job.output / "completions", **IN_LISTS}
     expected = expect(job.samples, replace(job.options, quantity_tool="none"))
     with ModelServer(answer="careless_noisy") as server:
@@ -402,7 +402,7 @@ def test_a_run_killed_among_its_comparisons_continues_without_paying_twice(
         run.wait_for(server, (distinct[PAIRS] + turns) // 2, PAIRS)
         killed_at = time()
         run.kill()
-        # A conversation that is cut off has had two turns at most.
+        # An interrupted conversation has had at most two turns.
         at_risk = 2 * in_flight + sum(moment >= killed_at - FLUSH_SECONDS for moment in times(server.arrivals()))
         ended = run_here(server, path, output, *QA, settings=settings)
         assert ended.code == 0, ended.err

@@ -1,4 +1,4 @@
-"""A whole job of the metric rag over symbolic worlds beside brute force, and what goes out to RAGChecker and back."""
+"""Compare a job of the metric rag on symbolic worlds with brute force, and exchange files with RAGChecker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TABLES = (
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ModelServer]:
-    """A judge that leaves numbers out of its lists, gives some twice, and is right about the others."""
+    """Start a judge that omits some items of its lists and repeats some others. All of its labels are right."""
     with ModelServer(answer="careless_closed") as running:
         yield running
 
@@ -65,7 +65,7 @@ def measures_of(output: Path) -> dict[str, dict[str, float | None]]:
 
 
 def assert_as_expected(output: Path, samples: Sequence[Row]) -> None:
-    """Measures and scores are those of brute force."""
+    """Check that the measures and scores equal the results of brute force."""
     found, scores = measures_of(output), scores_of(output)
     assert found.keys() == {sample["sample_id"] for sample in samples}
     for sample in samples:
@@ -88,13 +88,13 @@ def test_the_summary_has_means_as_published(job: Path) -> None:
         row, defined = summary[name, None], [value for value in values if value is not None]
         assert (row["n"], row["defined"]) == (len(values), len(defined))
         assert row["mean"] == pytest.approx(sum(defined) / len(defined))
-        # Undefined ones are 0 in RAGChecker
+        # RAGChecker replaces an undefined value with 0
         assert row["mean_zero"] == pytest.approx(sum(defined) / len(values))
     assert {name for (name, _), row in summary.items() if row["mean_zero"] is not None} == {*PUBLISHED}
 
 
 @pytest.mark.slow
-def test_a_plan_knows_what_was_answered(run_here: RunHere, server: ModelServer, job: Path) -> None:
+def test_a_plan_counts_the_stored_completions(run_here: RunHere, server: ModelServer, job: Path) -> None:
     words = words_of(
         server,
         job / "samples.jsonl",
@@ -110,7 +110,7 @@ def test_a_plan_knows_what_was_answered(run_here: RunHere, server: ModelServer, 
     rows = {row["stage"]: row for row in json.loads(ended.out)}
     asked = rows["extract_claims"]
     assert (asked["requests"], asked["reused"], asked["exact"]) == (server.count("extract_claims"),) * 2 + (True,)
-    # Those of its lists that some number was missing from were asked again
+    # The lists with missing items were sent again
     assert 0 < rows["check_claims"]["requests"] < server.count("check_claims")
 
 
@@ -167,7 +167,7 @@ def test_a_run_killed_in_its_stages_asks_nothing_that_is_stored(run_here: RunHer
 
 
 def expect(samples: Sequence[Row], fates: Fates) -> Expectation[Row]:
-    """What must come of samples whose claims are checked one by one."""
+    """Return the expected results of samples with one request per claim."""
     found: Expectation[Row] = Expectation()
     for sample in samples:
         lost: set[tuple[str, str, str]] = set()

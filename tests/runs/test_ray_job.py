@@ -1,4 +1,4 @@
-"""Runs whose requests a job of a Ray cluster answers that the driver reaches by its job server alone."""
+"""Test runs with a job on a Ray cluster as the backend. The driver only has access to the job server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorded judges, replayed through the whole job."""
+"""Replay the recorded completions of judges in a whole job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JUDGES = (
 )
 
 
-# The other runs of the tests are too small to gain from it
+# The other test runs are too small to benefit from compilation
 COMPILED = {"spark.conf.spark.sql.codegen.wholeStage": "true", "spark.conf.spark.sql.adaptive.enabled": "true"}
 
 

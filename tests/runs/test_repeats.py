@@ -1,4 +1,7 @@
-"""`llm.repeats`: a share of the samples is scored several times, and the output says how far the judge repeats."""
+"""Test `llm.repeats`.
+
+A share of the samples is scored several times, and the output reports the agreement of the judge.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from tests.fakes.world import worlds
 from tests.runs.harness import make_samples, read_manifest, read_table, sorted_rows, write_samples
 from tests.runs.here import RunHere
 
-# The judge first finds nothing of this sample covered, and everything as it is from then on
+# In the first repetition, the judge covers no statement of this sample. Later it returns the usual completion
 CHANGES = {
     "when": {"stage": "evaluate_coverage", "contains": "Fact C1.", "attempt_below": 2},
     "do": {
@@ -22,7 +25,7 @@ CHANGES = {
 
 
 @pytest.mark.slow
-def test_samples_are_scored_anew_under_other_salts(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
+def test_samples_are_scored_again_with_other_salts(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     server.configure(answer="e2e", rules=[CHANGES])
     path = write_samples(tmp_path / "samples.jsonl", make_samples(10))
     settings = {"llm.repeats": 3, "llm.repeated_share": 1, "llm.structured": "off", "statistics.widen": "true"}
@@ -34,17 +37,17 @@ def test_samples_are_scored_anew_under_other_salts(run_here: RunHere, server: Mo
     assert {stage: server.count(stage) for stage in expected} == expected
     overall, even, odd = read_table(tmp_path / "out", "repeatability")
     assert (overall["metric"], overall["repeats"], overall["n"], overall["system"]) == ("e2e", 3, 10, None)
-    # Of a score of 0 once and 2 / 3 twice; the other samples are judged alike each time
+    # The scores are 0 once and 2 / 3 twice. The other samples have the same result each time
     variance = (2 / 3) ** 2 / 3
     assert odd["deviation"] == pytest.approx((variance / 5) ** 0.5)
     assert overall["deviation"] == pytest.approx((variance / 10) ** 0.5)
-    # Their scores are all equal, so that there is no variance to have a share of
+    # The scores are all equal, so there is no variance to divide by
     assert (even["deviation"], even["disagreement_rate"], even["share"]) == (0, 0, None)
     assert odd["disagreement_rate"] == pytest.approx(2 / odd["statements"])
     assert "e2e: over 3 scorings of 10 samples a score varies by 0.122 (standard deviation)" in ended.err
     usage = {row["stage"]: row["requests"] for row in read_table(tmp_path / "out", "usage")}
     assert usage == expected
-    # The interval is that of a run without repeats, but for its width
+    # The interval equals the interval of a run without repeats, except for the width
     shared = {"llm.structured": "off", "completion_store": tmp_path / "out" / "completions"}
     alone = run_here(server, path, tmp_path / "alone", settings=shared)
     assert alone.code == 0, alone.err
@@ -61,8 +64,8 @@ def test_samples_are_scored_anew_under_other_salts(run_here: RunHere, server: Mo
 
 
 @pytest.mark.slow
-def test_a_share_of_the_samples_is_judged_anew_by_nli(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
-    """Only what these samples ask is asked again, and the others count in the summary alone."""
+def test_a_share_of_the_samples_is_judged_again_by_nli(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
+    """Only the requests of these samples are sent again, and the summary also counts the other samples."""
     known = worlds(10, "noisy")
     server.configure(answer=known[0].answer)
     path = write_samples(tmp_path / "samples.jsonl", [sample for world in known for sample in world.samples(1)])
@@ -74,7 +77,7 @@ def test_a_share_of_the_samples_is_judged_anew_by_nli(run_here: RunHere, server:
     assert asked <= sum(row["requests"] for row in json.loads(planned.out))
     overall = read_table(tmp_path / "out", "repeatability")[0]
     scored = [row for row in read_table(tmp_path / "out", "scores") if row["score"] is not None]
-    # A judge that answers by the texts alone repeats itself exactly
+    # A judge that depends only on the texts has the same result in each repetition
     assert 0 < overall["n"] <= 4 < len(scored)
     assert (overall["metric"], overall["repeats"], overall["deviation"], overall["disagreement_rate"]) == (
         "nli",

@@ -1,4 +1,4 @@
-"""A report of a whole run: the run names the command, and the report has what the judge wrote."""
+"""Test the report of a whole run: the run prints the command, and the report contains the judgements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs whose requests a worker answers that shares nothing with them but the folder of the spool."""
+"""Test runs with a separate worker that shares only the folder of the spool with the run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def live_ids_in(store: Path) -> list[str]:
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Path:
-    """The shared folder as another machine sees it."""
+    """Return the shared folder with its path on another machine."""
     (tmp_path / "shared").mkdir()
     (tmp_path / "mount").symlink_to(tmp_path / "shared")
     return tmp_path / "mount"
@@ -84,7 +84,7 @@ def test_a_worker_answers_what_a_run_leaves_and_the_tables_are_equal(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_what_a_killed_and_restarted_worker_has_answered(
+def test_a_run_resumes_with_the_completions_of_a_killed_and_restarted_worker(
     run_here: RunHere, server: ModelServer, tmp_path: Path, mount: Path
 ) -> None:
     samples = write_samples(tmp_path / "samples.jsonl", SAMPLES)
@@ -112,7 +112,7 @@ def test_a_run_goes_on_with_what_a_killed_and_restarted_worker_has_answered(
     wanted = job.count_requests()
     assert not any(KEY.encode() in file.read_bytes() for file in spool.rglob("*") if file.is_file())
 
-    # Nothing is asked for twice where the run is started again too early
+    # If the run is started again too early, no request is sent twice
     again = run_here(server, samples, output, settings=settings)
     assert (again.code, [one.name for one in Spool(str(spool)).jobs() if one.is_open]) == (6, [job.name])
 
@@ -125,7 +125,7 @@ def test_a_run_goes_on_with_what_a_killed_and_restarted_worker_has_answered(
     kept, arrived = len(set(ids_in(spool))), server.count()
     assert 0 < kept < wanted
 
-    # What is answered by then is taken over, and the rest stays with the worker
+    # The run reads the completions so far, and the worker keeps the rest of the requests
     assert run_here(server, samples, output, settings=settings).code == 6
     assert server.count() == arrived
     told = start_worker(mount / "spool", A_KEY=KEY).communicate(timeout=WAIT_SECONDS)[0]
@@ -151,7 +151,7 @@ def test_a_run_goes_on_with_what_a_killed_and_restarted_worker_has_answered(
     manifest = read_manifest(output)
     assert [start["status"] for start in manifest["starts"]][-2:] == ["spooled", "finished"]
     assert manifest["totals"]["answered"] == total
-    # Calls that were under way at the kill are known to nobody
+    # Calls in flight at the time of the kill are not counted
     assert total - 20 <= manifest["totals"]["calls"] <= server.count()
     assert manifest["totals"]["prompt_tokens"] > 0
 
@@ -175,13 +175,13 @@ def spooling(server: ModelServer, backend: str = "spool") -> Settings:
 
 
 def embed(runner: StageRunner, texts: list[str]) -> dict[str, str | None]:
-    """By text why it has no vector, None where it has one."""
+    """Return the error type of each text, or None if it has a vector."""
     rows = runner.engines.spark.createDataFrame([(text, "document") for text in texts], "text string, kind string")
     return {row["text"]: row["error_type"] for row in runner.ask("embed_text", rows, carry=("text",)).collect()}
 
 
 def answer_by_hand(job: SpooledJob, failing: int = 0) -> None:
-    """What a worker leaves that answers a job but for some requests, which fail for a passing reason."""
+    """Write the completions of a worker. Some of the requests fail with a temporary error."""
     run, files = job.read().run, Path(job.requests).glob("*.parquet")
     ids = [one for file in files for one in read_request_ids(str(file))]
     rows = [failed("http_500", request_id=one, run_id=run) for one in ids[:failing]]
@@ -192,15 +192,13 @@ def answer_by_hand(job: SpooledJob, failing: int = 0) -> None:
     job.close()
 
 
-def test_what_a_worker_could_not_get_keeps_no_run_in_its_stage(
-    run_here: RunHere, server: ModelServer, tmp_path: Path
-) -> None:
+def test_failed_requests_of_a_worker_do_not_block_a_run(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     spool = Spool(f"{tmp_path}/store/spool")
     with run_here.runner(tmp_path, spooling(server), "embed_text") as runner:
         assert set(embed(runner, ["a", "b", "c"]).values()) == {"unasked"}
         assert (runner.ended, runner.usage[0]["unasked"], runner.usage[0]["calls"]) == ("spooled", 3, 0)
         first = runner.engines.run
-        # Of another start's requests, those that no job has yet
+        # Another run only writes the requests that are not in a job yet
         runner.ended = None
         embed(runner, ["a", "b", "c"])
     (job,) = spool.jobs()
@@ -213,7 +211,7 @@ def test_what_a_worker_could_not_get_keeps_no_run_in_its_stage(
         assert (usage["answered"], usage["failed"], usage["reused"], usage["calls"]) == (2, 1, 0, 3)
         assert (usage["prompt_tokens"], usage["cost"], usage["seconds"]) == (100, pytest.approx(2e-4), 2.0)
     assert spool.jobs() == []
-    # A start that does not go on with that one asks what failed for a passing reason
+    # A new run that does not resume this job sends the requests with a temporary error again
     with run_here.runner(tmp_path, spooling(server), "embed_text") as runner:
         embed(runner, ["a", "b", "c"])
         assert runner.ended == "spooled"
@@ -239,10 +237,10 @@ def test_a_start_adds_only_requests_that_wait_in_no_job_and_can_take_its_own_bac
     assert (spool.jobs(), server.count("embed_text")) == ([], 1)
 
 
-def test_a_cluster_whose_nodes_do_not_share_the_spool_is_asked_nothing(
+def test_no_request_is_sent_if_the_nodes_do_not_share_the_spool(
     run_here: RunHere, server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing could be asked in this test: what stands for Ray has no actors."""
+    """The test fails if a request is sent, because the test double for Ray has no actors."""
     spool = f"{tmp_path}/store/spool"
     with run_here.runner(tmp_path, spooling(server), "embed_text") as runner:
         embed(runner, ["a", "b"])

@@ -1,4 +1,4 @@
-"""Spark on several machines: what one of them does not share is refused before the first call."""
+"""Test Spark on several machines. If a machine does not share a folder, the run stops before the first call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLES = make_samples(20)
 
 @pytest.fixture(scope="module")
 def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one of the workers does not see."""
+    """Return a folder that one of the workers cannot see."""
     return tmp_path_factory.mktemp("hidden")
 
 
@@ -71,7 +71,7 @@ def test_a_store_that_an_executor_does_not_see_is_named_by_doctor_too(
 
 def test_workers_that_share_all_score_every_sample(standalone: Standalone, server: ModelServer, tmp_path: Path) -> None:
     write_samples(tmp_path / "samples.jsonl", SAMPLES)
-    # As the command sees it, which runs in a folder beside the output
+    # The path is relative to the command, which runs in a folder next to the output
     path, output = Path("..") / "samples.jsonl", tmp_path / "out"
     ended = score(server, path, output, settings=standalone.settings, environment=standalone.environment)
     assert (ended.code, read_manifest(output)["status"]) == (0, "finished"), ended.err

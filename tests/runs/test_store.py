@@ -1,4 +1,4 @@
-"""Outputs, stores and endpoints over several starts: what is refused, what is reused, what ends a run early."""
+"""Test outputs, stores and endpoints in several runs: the errors, the reused completions and the early end of a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ SECRET = "a-key-that-nobody-may-read"
 
 @dataclass(frozen=True)
 class Shared:
-    """A run in a process of its own, one here on the same store, and what others were told while the first held it."""
+    """A run in a separate process, a run in this process on the same store, and the messages of others during the first
+    run.
+    """
 
     server: ModelServer
     samples: Path
@@ -90,7 +92,7 @@ def shared(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def hurry(server: ModelServer, output: Path) -> None:
-    """Has the server answer at once as soon as the second run has its samples: it asks next, and has to wait."""
+    """Remove the latency of the server as soon as the second run has its samples. This run then waits for the store."""
     end = monotonic() + WAIT_SECONDS
     while not (output / "samples" / "_SUCCESS").exists() and monotonic() < end:
         sleep(0.02)
@@ -142,10 +144,11 @@ def test_an_overwritten_output_at_a_moved_endpoint_reuses_everything_but_damaged
     assert "2 damaged files" in ended.err
 
 
-def test_answers_that_turn_out_to_be_damaged_as_they_are_read_are_asked_again(
-    run_here: RunHere, shared: Shared
-) -> None:
-    """What the store has is looked up by ids and errors alone; the texts are read once all is answered."""
+def test_damaged_completions_are_requested_again(run_here: RunHere, shared: Shared) -> None:
+    """The store reads only ids and errors of the completions at first.
+
+    It reads the texts when all requests are done.
+    """
     (folder,) = (Path(shared.settings["completion_store"]) / "v1").glob("evaluate_coverage-*")
     damaged = folder / live_names(str(folder))[0]
     before, lost = shared.server.count(), break_column(damaged, "text")
@@ -182,7 +185,10 @@ KEY = {"KEY_OF_A_TEST": SECRET}
 
 
 def check_refused(ended: Ended, server: ModelServer, output: Path, status: str) -> str:
-    """The run ended at once, as one that may go on; gives the line that says why. The key is nowhere."""
+    """Check that the run ended early and can be resumed, and return the message.
+
+    The key is not in a message or file.
+    """
     assert ended.code == 1, ended.err
     (line,) = [line for line in ended.err.splitlines() if line.startswith("untold: ")]
     assert status in line
@@ -213,8 +219,8 @@ _UNKNOWN_MODEL = {"message": "The model `fake-model` does not exist", "code": "m
         ({"rules": [{"when": {}, "do": {"status": 404, "error": _UNKNOWN_MODEL}}]}, "404"),
     ],
 )
-def test_a_key_that_is_sent_is_nowhere(server: ModelServer, tmp_path: Path, misfit: Row, status: str) -> None:
-    """In a process of its own, whose actors have the key and send it."""
+def test_a_key_is_not_in_any_message_or_file(server: ModelServer, tmp_path: Path, misfit: Row, status: str) -> None:
+    """Run in a separate process with actors that have the key and send it."""
     server.configure(**misfit)
     path, output = write_samples(tmp_path / "samples.jsonl", make_samples(50)), tmp_path / "out"
     ended = score(server, path, output, settings=REFUSED, environment=KEY)

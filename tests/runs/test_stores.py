@@ -1,4 +1,4 @@
-"""Whole runs over each kind of object store: what Arrow, obstore and Spark's connector do there together."""
+"""Test runs on each kind of object store with Arrow, obstore and the connector of Spark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = [kind for kind in URIS if kind != "moto"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_probe_of_doctor_reaches_a_store_by_all_that_a_run_uses(
+def test_the_probe_of_doctor_uses_the_same_libraries_as_a_run(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serve_store(kind, tmp_path / "store") as gateway:
@@ -33,7 +33,7 @@ def test_the_probe_of_doctor_reaches_a_store_by_all_that_a_run_uses(
         storage = StorageSettings.model_validate(gateway.settings)
         found = check_spark(Settings(completion_store=f"{URIS[kind]}/a store%20", spark=spark, storage=storage))
         assert found.state == "ok", found.text
-        # Spark and a server over a folder keep markers of folders
+        # Spark and the server keep marker files for folders
         left = [e for e in StoragePath(URIS[kind]).entries(recursive=True) if e.kind == "file" and e.size]
         assert left == []
 
@@ -44,7 +44,7 @@ def test_a_run_over_an_object_store_gives_the_tables_of_a_local_one(
 ) -> None:
     rows = make_samples(20)
     samples = write_samples(tmp_path / "samples.jsonl", rows)
-    # A space and a percent sign are part of a key as they stand
+    # The key contains a space and a percent sign on purpose
     uri, output = URIS[kind], f"{URIS[kind]}/runs of%20today/out"
     with serve_store(kind, tmp_path / "store") as gateway:
         for name, value in gateway.variables.items():

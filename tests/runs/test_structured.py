@@ -1,4 +1,4 @@
-"""Whole jobs with and without schemas: the tables are the same, and what an endpoint makes of schemas is kept."""
+"""Test jobs with and without schemas. The tables are the same, and the findings about the endpoint are stored."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def judge(metric: str) -> Iterator[ModelServer]:
 
 
 def tables_of(output: Path) -> dict[str, list[str]]:
-    """All tables that the output has but `usage`; no id of a request, since a schema is part of it."""
+    """Return all tables of the output except `usage`.
+
+    The rows have no request ids, because the ids depend on the schema.
+    """
     names = {path.name for path in output.iterdir() if path.is_dir() and any(path.glob("*.parquet"))}
     assert set(RESULTS) <= names | {"atoms", "relations"}
     return {name: sorted_rows(output, name) for name in sorted(names - {"usage", "completions"})}
@@ -91,7 +94,7 @@ def completions_of(store: Path) -> list[Row]:
         pytest.param("ignored", "ignored", 0, marks=slow),
     ],
 )
-def test_what_an_endpoint_makes_of_schemas_is_found_out_once(
+def test_the_support_of_an_endpoint_for_schemas_is_probed_once(
     run_here: RunHere, server: ModelServer, tmp_path: Path, kind: str, said: str, more: int
 ) -> None:
     server.configure(answer="e2e", rules=[] if kind == "ignored" else [{"do": {"schema": kind}}])
@@ -106,7 +109,7 @@ def test_what_an_endpoint_makes_of_schemas_is_found_out_once(
     assert found[1]["outcome"] == {"empty": "broken"}.get(kind, kind)
     assert sum(row[1] for row in readings_of(tmp_path / "one").values()) == answered
 
-    # Another run on the store asks nothing, and a restart of the first neither
+    # Another run on the store sends no requests, and a restart of the first run sends none either
     again = run_here(server, path, tmp_path / "two", settings=store)
     assert (again.code, sum_usage(tmp_path / "two", "calls")) == (0, 0)
     assert said not in again.err

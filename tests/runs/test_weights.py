@@ -1,4 +1,4 @@
-"""Whole jobs that weigh statements by source and relevance: the tables agree with sums over their own rows."""
+"""Test jobs that weigh statements by source and relevance. The scores equal the sums over the rows of the tables."""
 
 from __future__ import annotations
 

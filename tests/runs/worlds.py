@@ -1,4 +1,4 @@
-"""A finished job over symbolic worlds beside brute force, and what both metrics of statements must hold to."""
+"""Compare a finished job on symbolic worlds with brute force. The checks apply to both metrics of statements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Concluded: TypeAlias = Verdict[Any, Any]
 
 @dataclass(frozen=True)
 class Job(Generic[OptionsT, ExpectedT]):
-    """A finished job over worlds, and the brute force over the same."""
+    """A finished job on worlds, and the results of brute force for the same worlds."""
 
     server: ModelServer
     samples: list[Row]
@@ -57,7 +57,7 @@ def figures(expected: Concluded) -> tuple[Any, ...]:
 
 
 def statements_of(output: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """(text, covered, in_basis, sources, members) of each statement, sorted."""
+    """Return the text, the flags, the sources and the members of each statement by sample, sorted."""
     return {
         name: sorted(
             (row["text"], row["covered"], row["in_basis"], tuple(row["sources"]), tuple(row["members"])) for row in rows
@@ -67,7 +67,7 @@ def statements_of(output: Path) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def expected_statements(expected: Mapping[str, Concluded]) -> dict[str, list[tuple[Any, ...]]]:
-    """The same of brute force, for the samples that have any."""
+    """Return the same values from brute force for the samples with statements."""
     return {
         name: sorted((s.text, s.covered, s.in_basis, s.sources, s.members) for s in one.statements)
         for name, one in expected.items()
@@ -76,7 +76,7 @@ def expected_statements(expected: Mapping[str, Concluded]) -> dict[str, list[tup
 
 
 def assert_conflicts(output: Path, expected: Mapping[str, Concluded]) -> None:
-    """Conflicts and their measures are those of brute force; of a partial sample shares may be any."""
+    """Check the conflicts and their measures. The shares of a partial sample are not checked."""
     found: dict[str, list[Any]] = defaultdict(list)
     statements = {row["statement_id"]: row for row in read_table(output, "statements")}
     for row in read_table(output, "conflicts"):
@@ -99,7 +99,7 @@ def assert_conflicts(output: Path, expected: Mapping[str, Concluded]) -> None:
 
 
 def assert_conflicts_listed(output: Path, expected: Mapping[str, ExpectedConflicts]) -> None:
-    """Conflicts, their measures with bounds, and the statuses of scores are those of brute force."""
+    """Check the conflicts, the measures with their bounds, and the status of each score."""
     columns = ("first", "first_sources", "second", "second_sources", "coverage")
     found: dict[str, list[Any]] = {
         name: sorted(([row[column] for column in columns] for row in rows), key=str)
@@ -117,7 +117,7 @@ def assert_conflicts_listed(output: Path, expected: Mapping[str, ExpectedConflic
 
 
 def with_kinds(sample: Row) -> Row:
-    """The sample with a kind for every context but the third ones, where contexts are objects."""
+    """Return the sample with a kind for each context object, except for every third context."""
     kinds = ({"kind": "news"}, {"kind": "blog"}, {})
     contexts = [
         one if isinstance(one, str) else {**one, **kinds[place % 3]} for place, one in enumerate(sample["contexts"])
@@ -126,7 +126,7 @@ def with_kinds(sample: Row) -> Row:
 
 
 def assert_leaning(output: Path, samples: Iterable[Row], expected: Mapping[str, Concluded]) -> None:
-    """The table `source_preference` counts the one-sided conflicts of which a rank or kind states one side."""
+    """Check that the table `source_preference` counts the one-sided conflicts with one side in a rank or kind."""
     found: dict[tuple[str | None, str, str], list[int]] = defaultdict(list)
     for sample in samples:
         contexts = dict(zip(contexts_of(sample), enumerate(sample["contexts"], 1), strict=True))
@@ -153,7 +153,7 @@ def assert_leaning(output: Path, samples: Iterable[Row], expected: Mapping[str, 
 
 
 def assert_atoms_name_their_statements(output: Path, text_of: Callable[[Row], str]) -> None:
-    """The members of each statement are the texts of the atoms that name it."""
+    """Check that the members of a statement equal the texts of its atoms."""
     members = {row["statement_id"]: row["members"] for row in read_table(output, "statements")}
     named = defaultdict(list)
     for row in read_table(output, "atoms"):
@@ -168,7 +168,7 @@ def assert_partly_judged(
     relations: Mapping[str, Mapping[Any, str | None]],
     expected: Callable[[Row, Mapping[Any, str | None]], Concluded],
 ) -> None:
-    """Status, score, bounds and conflicts are those of brute force under the relations that were answered."""
+    """Check status, score, bounds and conflicts against brute force with the relations that have a completion."""
     scores = scores_of(output)
     judged = {sample["sample_id"]: expected(sample, relations.get(sample["sample_id"], {})) for sample in samples}
     assert_conflicts(output, judged)
@@ -182,7 +182,7 @@ def assert_partly_judged(
 
 
 def assert_pairs_failed(output: Path, stage: str) -> None:
-    """Comparisons alone failed, as unparsable, and of the partial samples alone."""
+    """Check that only comparisons of the partial samples failed, and that their error type is unparsable."""
     failed = read_table(output, "failures")
     assert {(row["stage"], row["error_type"]) for row in failed} == {(stage, "unparsable")}
     partial = {name for name, row in scores_of(output).items() if row["status"] == "partial"}
@@ -190,13 +190,13 @@ def assert_pairs_failed(output: Path, stage: str) -> None:
 
 
 def refuse(stage: str, victim: Row) -> list[dict[str, Any]]:
-    """Rules for the server: HTTP 400 for the victim's response in this stage."""
-    # As the text stands in the JSON of the prompt
+    """Return server rules with HTTP 400 for the response of the victim in this stage."""
+    # The text in the form of the JSON in the prompt
     return [{"when": {"stage": stage, "contains": json.dumps(victim["response"])[1:-1]}, "do": {"status": 400}}]
 
 
 def assert_failed_alone(output: Path, victim: Row, expected: Mapping[str, Concluded]) -> None:
-    """The victim failed, and what did not is as brute force says."""
+    """Check that the victim failed and that all other samples equal brute force."""
     scores = scores_of(output)
     failed = {name for name, row in scores.items() if row["status"] == "failed"}
     assert victim["sample_id"] in failed

@@ -1,4 +1,4 @@
-"""Object stores that are there, busy, silent or gone, and the settings by which they are opened."""
+"""Test object stores that are available, busy, silent or missing, and the settings of their clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PART_BYTES = 5 * 2**20
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """The address of a server that takes connections and never says a word."""
+    """Start a server that accepts connections and never sends a response, and return its address."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
@@ -144,7 +144,7 @@ def test_what_may_not_be_read_is_asked_for_once(object_store: ObjectStore) -> No
 
 def test_hdfs_that_does_not_answer_is_named_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     class Silent:
-        """A name node that takes connections, as libhdfs waits for one."""
+        """A name node that accepts connections and does not respond, so that libhdfs waits."""
 
         @staticmethod
         def from_uri(uri: str) -> Any:
@@ -206,10 +206,10 @@ def test_another_endpoint_of_google_or_azure_is_the_writers_too(monkeypatch: pyt
     ]
 
 
-def test_what_the_settings_say_opens_a_store(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_is_opened_with_the_settings(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in environment_of(object_store.settings):
         monkeypatch.delenv(name)
-    # What AWS's own tools read serves where no setting says anything
+    # If the settings do not have a value, the client uses the variables of the AWS tools
     monkeypatch.setenv("AWS_ENDPOINT_URL", object_store.endpoint)
     (StoragePath(f"s3a://{BUCKET}/one")).write_bytes(b"one")
     assert object_store.objects == {"one": b"one"}

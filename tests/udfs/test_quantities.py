@@ -1,4 +1,4 @@
-"""Quantities: the rules of equality on written cases, their symmetry on any text, and conversions that were rounded."""
+"""Test quantities: the rules of equality for given cases, the symmetry for any text, and rounded conversions."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ HOSTILE = [
     "\0" * 10_000,
     "\u200f" * MAX_LENGTH,
 ]
-# Exact by definition: metres, kilograms or seconds in one unit.
+# These are exact definitions: meters, kilograms or seconds in one unit.
 FAMILIES = [
     {"m": "1", "km": "1000", "mi": "1609.344", "ft": "0.3048", "inches": "0.0254", "nmi": "1852"},
     {"kg": "1", "g": "0.001", "lb": "0.45359237", "tonnes": "1000"},
@@ -252,7 +252,8 @@ def test_a_plain_quantity_equals_itself(text: str) -> None:
 def test_a_conversion_equals_what_it_was_rounded_from(case: tuple[str, Decimal, str, Decimal], digits: int) -> None:
     unit, number, other, converted = case
     rounded = round_to_digits(converted, digits)
-    assume(2 * abs(rounded - converted) != Decimal(1).scaleb(converted.adjusted() + 1 - digits))  # a tie rounds nowhere
+    # A tie has no rounded value
+    assume(2 * abs(rounded - converted) != Decimal(1).scaleb(converted.adjusted() + 1 - digits))
     assert compare_quantities(f"{number} {unit}", f"{rounded:,f} {other}").outcome == "equal"
 
 

@@ -21,7 +21,7 @@ FIVES_AND_FOURS: Top = {"4": 0.6, "5": 0.3, "3": 0.1}
 
 
 def chat(tokens: Tokens) -> dict[str, Any]:
-    """Log-probabilities as chat completions have them, from probabilities."""
+    """Return probabilities as log-probabilities in the format of chat completions."""
     return {
         "content": [
             {"token": token, "logprob": math.log(top.get(token, 1.0)), "bytes": None, "top_logprobs": named(top)}
@@ -35,7 +35,7 @@ def named(top: Top) -> list[dict[str, Any]]:
 
 
 def legacy(tokens: Tokens) -> dict[str, Any]:
-    """The same as plain completions have them."""
+    """Return the same in the format of plain completions."""
     names = [token for token, _ in tokens]
     return {
         "tokens": names,
@@ -46,7 +46,7 @@ def legacy(tokens: Tokens) -> dict[str, Any]:
 
 
 def rated(text: str, logprobs: Any) -> dict[int, float]:
-    """The expected score at each digit that has alternatives."""
+    """Return the expected score at each digit with alternatives."""
     places = [place["offset"] for place in read_alternatives(text, logprobs) or []]
     row, weighted = weigh(
         {"r": [Digit(int(text[place]), place) for place in places]}, read_alternatives(text, logprobs)

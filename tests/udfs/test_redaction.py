@@ -1,4 +1,4 @@
-"""What is shown and written has no secret in it, and all else as it was."""
+"""Test that messages and files contain no secrets, and that all other text remains the same."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Thing:
 
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry[Thing]:
-    """A registry with a thing of its own, and two that another package gives, one of them under the same name."""
+    """Return a registry with one object. Another package adds two objects, and one of them has the same name."""
     described = tmp_path / "others-1.0.dist-info"
     described.mkdir()
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")

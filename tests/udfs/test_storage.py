@@ -22,7 +22,10 @@ OPTIONS = "UNTOLD_STORAGE__OPTIONS"
 
 
 class Calls:
-    """What of the disk's calls came in which order: a power cut is no test, its order is what decides one."""
+    """The order of the calls to the disk.
+
+    A test cannot cut the power, but the order determines the result of a power cut.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, str, int]] = []
@@ -117,7 +120,7 @@ def test_an_option_that_arrow_does_not_know_is_named(monkeypatch: pytest.MonkeyP
 
 @pytest.fixture(params=["local", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> StoragePath:
-    """A folder that is not there yet, on a disk and on an object store."""
+    """Return a folder that does not exist yet, on a disk and on an object store."""
     if request.param == "local":
         return StoragePath(str(tmp_path / "out"))
     request.getfixturevalue("object_store")

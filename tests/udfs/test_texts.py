@@ -1,4 +1,4 @@
-"""What texts of all scripts are made of: words, tokens, ends of sentences, and signs that belong to no line."""
+"""Test the parts of texts in all scripts: words, tokens, ends of sentences, and characters outside the lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from untold.udfs.texts import (
     without_struck,
 )
 
-# Two sentences, a form of the first in other words, and how many words the first has
+# Two sentences, the first sentence in other words, and the number of words in the first sentence
 LANGUAGES = {
     "Latin": ("Paris is a capital.", "Rome has seven hills.", "A capital is Paris.", 4),
     "Cyrillic": (

@@ -27,7 +27,7 @@ SCORE = ["score", "--input", "in.jsonl", "--output", "out", "--metric", "e2e"]
 
 
 def usage_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a wrong command line is told."""
+    """Return the message for an invalid command line."""
     with pytest.raises(SystemExit) as raised:
         main(list(arguments))
     assert raised.value.code == 2
@@ -143,7 +143,7 @@ def test_the_help_says_what_a_word_does(capsys: pytest.CaptureFixture[str], argu
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Puts a command `fail` beside the others that ends with this error."""
+    """Add a command `fail` that raises the given error."""
 
     def fail(_: Options) -> int:
         raise error
@@ -278,7 +278,7 @@ def test_a_variable_that_is_no_setting_is_one_line_of_warning(
 
 
 def in_a_folder_with_jobs(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command in a folder that has packages of the project's names, which break when imported."""
+    """Run a command in a folder with packages of the same names. Their import raises an error."""
     for name in ("jobs", "udfs", "conf"):
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text("raise ImportError('the wrong one')\n")
@@ -374,7 +374,7 @@ def test_a_wrong_command_line_says_what_is_wrong(
 
 
 def test_settings_are_given_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """Both of two wrong ones are told, so both were read."""
+    """The message lists both invalid settings, so both were read."""
     assert main([*SCORE, "--set", "llm.modle=m", "--set", "qa.question=all"]) == 1
     shown = capsys.readouterr().err
     assert "llm.modle" in shown
@@ -382,7 +382,7 @@ def test_settings_are_given_one_by_one(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def error_classes() -> list[type[BaseException]]:
-    """The classes of errors that the project defines."""
+    """Return the error classes of the project."""
     found = []
     for folder in ("jobs", "udfs", "graph"):
         for file in (Path(__file__).parents[3] / folder).rglob("*.py"):
@@ -392,7 +392,7 @@ def error_classes() -> list[type[BaseException]]:
     return found
 
 
-# What these tell is turned into an error of their caller, which knows where the fault lies
+# The callers convert these errors into errors of their own, with the location of the problem
 TURNED = {
     "RowError",
     "RefusedYamlError",

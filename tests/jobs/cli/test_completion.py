@@ -1,4 +1,4 @@
-"""What a shell completes, and the groups of the help."""
+"""Test the completion of the shell and the groups of the help."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_bash_completes_by_the_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["untold", "untold sc", "untold score --metric e", "untold score --set llm."])
-def test_completing_a_word_imports_no_engine(line: str) -> None:
-    """Nor does the help, which is what `untold` alone stands for here."""
+def test_completion_imports_no_engine(line: str) -> None:
+    """The help imports no engine either. The command `untold` prints it."""
     program = (
         "import sys\nfrom untold.jobs.cli import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
@@ -93,7 +93,7 @@ def test_completing_a_word_imports_no_engine(line: str) -> None:
     )
     *imported, count = ended.stderr.split()
     assert {"pyspark", "ray", "scipy", "openai", "matplotlib", "pandas"} & set(imported) == set()
-    # A command without options is completed by what the help needs, and 100 modules were some 0.1 s
+    # A line without options only needs the modules of the help. A hundred modules take 0.1 seconds
     assert int(count) < (1000 if "--" in line else 350)
 
 

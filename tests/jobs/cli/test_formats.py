@@ -1,4 +1,4 @@
-"""The data sets that options name are those that adapters declare."""
+"""The options list all data sets that the adapters declare."""
 
 from __future__ import annotations
 

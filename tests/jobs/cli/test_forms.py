@@ -1,4 +1,4 @@
-"""Forms on the command line: sets of settings with names, each asked into a folder of its own, over one store."""
+"""Test the variants of the command line: named sets of settings with their own folders and one shared store."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_hours_are_those_of_the_slowest_limit_and_of_tasks_on_their_cores() -> N
     stage = bind_stage("classify_relation", limited)
     used = _Used(stage, Usage(calls=60, prompt_tokens=5, seconds=60), 60, in_tasks=False)
     assert used.hours(limited, 120, 2) == pytest.approx(2.0)
-    # 16 places of two endpoints: 10,800 calls of a second each
+    # The two endpoints run 16 calls in parallel: 10,800 calls of one second
     both = [EndpointSettings(base_url=f"http://{name}.test/v1", max_concurrency=8) for name in ("a", "b")]
     several = Settings(llm=LlmSettings(model="m", endpoints=both))
     assert used.hours(several, 16 * 60, 2) == pytest.approx(1.0)

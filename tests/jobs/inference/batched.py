@@ -1,4 +1,4 @@
-"""Jobs that are asked in batches, and an endpoint of batches in this process, which can be killed at any call."""
+"""Test helpers for batch jobs, with a batch endpoint in this process that can stop at any call."""
 
 from __future__ import annotations
 
@@ -33,12 +33,15 @@ Row = dict[str, Any]
 
 
 class KilledError(Exception):
-    """The process ends here."""
+    """The process stops at this call."""
 
 
 @dataclass
 class Endpoint:
-    """What answers the requests of batches: `asked` by text, and what is said of some."""
+    """An endpoint that returns completions for batches.
+
+    `asked` counts the requests, and `said` overrides some completions.
+    """
 
     asked: Counter[str] = field(default_factory=Counter)
     said: Mapping[str, Callable[[int], tuple[int, Any]]] = field(default_factory=dict)
@@ -54,7 +57,7 @@ class Endpoint:
 
 @dataclass
 class Api:
-    """`BatchApi` in this process, which is killed before call number `dies`, or with a half, after that call."""
+    """A `BatchApi` in this process. It fails before call number `dies`, or after it if the number ends in one half."""
 
     most_bytes: ClassVar[int] = 10**9
 
@@ -98,7 +101,7 @@ class Api:
         return self._call(lambda: self.fake.remove(file))
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing, because there are no resources to close."""
 
     def _look(self, batch: FakeBatch) -> BatchStatus:
         shown = self.fake.show(batch)
@@ -123,7 +126,7 @@ class Api:
 def left_job(
     folder: Path, asked: Sequence[tuple[str, Mapping[str, Any]]] = (), stage: Stage = STAGE, **changes: Any
 ) -> BatchJob:
-    """A job as a run leaves it, in files of three requests."""
+    """Return a job in the state after a run, with three requests per file."""
     store = folder / f"store-{len(list(folder.iterdir()))}"
     job = BatchJob(batch_spool(str(store)).job("stage-run1").place)
     Path(job.requests).mkdir(parents=True)
@@ -143,13 +146,13 @@ def deliver(
 def delivery(
     job: BatchJob, api: BatchApi, how: BatchSettings = HOW, stopped: str | None = None
 ) -> tuple[BatchSubmitter, list[str]]:
-    """The batches of a job, and the lines that they leave."""
+    """Return the submitter of a job and the list of its notes."""
     notes: list[str] = []
     return BatchSubmitter(job, job.read(), api, how, Watch(lambda: stopped, lambda _: None, notes.append)), notes
 
 
 def rows_of(job: BatchJob) -> list[Row]:
-    """The rows that are written, but for completions that were asked for again."""
+    """Return the written rows, without the completions of retried requests."""
     files = sorted(Path(job.completions).glob("*.parquet"))
     rows: list[Row] = [row for file in files for row in pq.read_table(file).to_pylist()]
     return [row for row in rows if row["error_type"] != ASKED_AGAIN]

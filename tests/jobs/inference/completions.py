@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 def row(request_id: str = "r", *, minute: int = 0, **fields: Any) -> Row:
-    """A row of `completions`; a text makes it a good one."""
+    """Return a row of `completions`. The row has no error if it has a text."""
     return {"request_id": request_id, "answered_at": NOON + timedelta(minutes=minute), **fields}
 
 
@@ -30,14 +30,14 @@ def failed(error_type: str, **fields: Any) -> Row:
 
 
 def write(folder: Path, name: str, rows: Sequence[Row]) -> Path:
-    """A file of completions."""
+    """Write a file of completions."""
     folder.mkdir(parents=True, exist_ok=True)
     write_file(f"{folder}/{name}", pa.Table.from_pylist(list(rows), COMPLETIONS))
     return folder / name
 
 
 def segments_of(folder: Path, run: str, count: int) -> list[Path]:
-    """Files of one row each, as a run leaves them."""
+    """Write files of one row each, in the same form as a run."""
     return [
         write(folder, f"{run}-a-{number:06d}.parquet", [row(f"{run}-{number}", text=f"t{number}")])
         for number in range(count)
@@ -45,14 +45,14 @@ def segments_of(folder: Path, run: str, count: int) -> list[Path]:
 
 
 def break_pages(path: Path) -> None:
-    """Leaves the footer of a file as it is, and nothing of its rows."""
+    """Overwrite the rows of a file and keep its footer."""
     content = path.read_bytes()
     footer = int.from_bytes(content[-8:-4], "little") + 8
     path.write_bytes(content[:4] + b"\xff" * (len(content) - 4 - footer) + content[-footer:])
 
 
 def break_column(path: Path, name: str) -> int:
-    """Leaves nothing of one column's values; gives the rows of the file, whose other columns can be read."""
+    """Overwrite the values of one column and return the number of rows. The other columns remain readable."""
     footer, content = pq.read_metadata(path), bytearray(path.read_bytes())
     for group in range(footer.num_row_groups):
         chunk = footer.row_group(group).column(footer.schema.names.index(name))
@@ -64,7 +64,7 @@ def break_column(path: Path, name: str) -> int:
 
 
 def read_rows(folder: Path, whole: Whole | None = None) -> list[Row]:
-    """The rows of the live files, by request id."""
+    """Return the rows of the live files, sorted by request id."""
     names = (whole or find_whole(str(folder), move=False)).names
     rows: list[Row] = [one for name in names for one in pq.read_table(folder / name, schema=COMPLETIONS).to_pylist()]
     return sorted(rows, key=lambda one: (one["request_id"], str(one["answered_at"])))
@@ -75,7 +75,7 @@ def names_in(folder: Path, pattern: str = "*") -> list[str]:
 
 
 class KilledError(BaseException):
-    """The process ends here, like after a kill."""
+    """The process stops at this point, as after a kill."""
 
 
 def killed_after(monkeypatch: pytest.MonkeyPatch, changes: int) -> Callable[[], int]:

@@ -1,4 +1,4 @@
-"""The driver of the answering actors, on a small Ray of its own: deaths, disks, and that it ends in order."""
+"""Test the driver of the actors on its own Ray cluster: dead actors, full disks and an orderly end."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ Event = Mapping[str, Any]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ObjectStore]:
-    """A Ray whose processes know an object store."""
-    # A Ray of one's own sets variables that tell drivers and clusters of later tests another story
+    """Start a Ray cluster with access to an object store."""
+    # A local Ray sets environment variables that change the drivers and clusters of later tests
     with ObjectStore() as store, patch.dict(os.environ, store.variables):
         start_ray(None)
         yield store
@@ -47,7 +47,7 @@ def cluster() -> Iterator[ObjectStore]:
 
 
 def job_of(server: ModelServer, folder: Path, count: int, store: Path | None = None, **settings: Any) -> Job:
-    """A job of so many requests in one unit."""
+    """Return a job with the given number of requests in one unit."""
     (folder / "requests").mkdir()
     rows = [{"request_id": request_id, **variables} for request_id, variables in requests(count)]
     pq.write_table(pa.Table.from_pylist(rows), folder / "requests" / "unit.parquet")
@@ -137,7 +137,7 @@ def test_a_disk_that_stays_full_ends_the_job_with_its_reason(
     server: ModelServer, tmp_path: Path, disk: SmallDisk
 ) -> None:
     job = job_of(server, tmp_path, 100, disk.folder, outage=2.0, flush=1.0)
-    # The actor's first file finds room; what it answers then does not
+    # The first file of the actor fits on the disk, and the next file does not
     outcome = ActorDriver(job, lambda: None, lambda event: disk.fill()).run()
     assert (outcome.reason, outcome.lost) == ("broken", 100)
     assert outcome.error == f"answers could not be written to {disk.folder} (No space left on device)"
@@ -196,7 +196,7 @@ def pid_of(actor: Any) -> int:
 @pytest.mark.gate
 @pytest.mark.usefixtures("cluster")
 def test_a_budget_holds_though_first_an_actor_dies_and_then_the_limiter(server: ModelServer, tmp_path: Path) -> None:
-    # Slots a quarter of a second at a time: without a rate the actor that dies has leased the whole budget
+    # Each lease lasts a quarter of a second. Without a rate, the first actor would lease the whole budget
     limits = Limits(requests_per_minute=2400, max_concurrency=8)
     job = job_of(server, tmp_path, 200, budget=Budget(max_calls=100), limits=limits)
     killed: list[int] = []
@@ -253,7 +253,10 @@ def test_deaths_of_a_culprit_that_is_found_are_forgiven(tmp_path: Path) -> None:
 
 
 class _Handle:
-    """The limiters as Ray gives them: `lease.remote(reports)` is awaited. `sent`: the names in each message."""
+    """The interface of the limiters in Ray: the caller awaits `lease.remote(reports)`.
+
+    `sent` contains the names of each message.
+    """
 
     def __init__(self, *, answers: bool = True) -> None:
         self.lease, self.answers, self.sent = self, answers, list[set[str]]()

@@ -1,4 +1,4 @@
-"""Which requests a folder of completions answers: the same rules as a run's."""
+"""Test the completed requests of a folder of completions. The rules are the same as in a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_requests(folder: Path, ids: list[str]) -> Path:
 
 
 def fill_store(folder: Path) -> None:
-    """Completions of each kind, and two files that are none any more."""
+    """Write completions of each kind, and two files that are not readable as Parquet."""
     write(folder, "a.parquet", [row("ok", text="t"), failed("filtered", request_id="lasting")])
     write(folder, "b.parquet", [failed("timeout", request_id="passing"), failed("timeout", request_id="both")])
     write(folder, "c.parquet", [row("both", text="t"), row("of another run", text="t")])

@@ -1,4 +1,4 @@
-"""Batches of a job against an endpoint that misbehaves, and starts that are killed at any step."""
+"""Test the batches of a job with a faulty endpoint, and runs that are killed at any step."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ DEEDS = st.fixed_dictionaries(
 
 @examples(25)
 @given(st.lists(DEEDS, max_size=4), st.lists(st.sampled_from(["", "lost", "fails"]), max_size=4), st.data())
-def test_whatever_happens_each_request_ends_with_one_row_and_none_is_asked_needlessly(
+def test_each_request_ends_with_one_row_and_is_not_sent_twice_without_need(
     root: Path, deeds: list[Row], uploads: list[str], data: st.DataObject
 ) -> None:
-    """What is lost in a file of results was asked for, and has to be once more; all else is asked once."""
+    """A request is sent twice only if its result was lost in a damaged file. All other requests are sent once."""
     job, endpoint = left_job(root), Endpoint()
     fake = FakeBatches(endpoint, deeds, uploads)
     for dies in data.draw(st.lists(st.sampled_from([place / 2 for place in range(2, 30)]), max_size=4)):
@@ -109,17 +109,17 @@ def test_a_batch_that_lists_do_not_show_yet_is_not_created_again(root: Path, pol
     assert len(fake.made) == 3
 
 
-def test_a_batch_that_never_shows_is_created_anew_once_it_is_settled(root: Path) -> None:
+def test_a_batch_that_does_not_appear_is_created_again_after_the_settle_time(root: Path) -> None:
     how = HOW.model_copy(update={"settle_seconds": 0.3})
     job, endpoint = left_job(root), Endpoint()
     fake = FakeBatches(endpoint)
     with pytest.raises(KilledError):
         deliver(job, Api(fake, dies=2.0), how)
     assert deliver(job, Api(fake), how, poll=False).reason == "batched"
-    # The others go on beside it
+    # The other batches continue in the meantime
     assert ([batch.id for batch in job.ledger().batches], len(fake.made)) == ([None], 2)
     sleep(0.3)
-    # Also where each start looks but once
+    # This also holds if each run polls only once
     assert deliver(job, Api(fake), how, poll=False).reason is None
     assert is_whole(job)
 
@@ -172,7 +172,7 @@ def test_uploads_that_hang_neither_end_a_run_nor_are_doubled(server: ModelServer
         ids = [file.id for file in api._client.files.list()]
     assert is_whole(job)
     assert server.count() == ROWS
-    # Three batches, and no file more: what hung was found, and what never arrived was sent again
+    # Three batches and three files: the first upload was found on the server, and the second upload was repeated
     assert len([one for one in server.arrivals() if one.path == "/v1/batches" and one.status == 200]) >= 3
     assert len(set(ids)) == 3
 
@@ -222,13 +222,13 @@ def test_without_submitting_what_is_in_flight_is_taken_and_the_rest_is_given_bac
     fake.made["batch_2"].until = 0.0
     assert deliver(job, Api(fake), submit=False).reason is None
     assert (len(rows_of(job)), len(fake.made)) == (ROWS - 2, 3)
-    # It is in no batch any more, so that another job can have it
+    # The request is not in a batch any longer, so another job can send it
     assert (job.ledger().batches, job.ledger().pool) == ((), ())
     assert pq.read_table(job.pending()).num_rows == 0
 
 
 def test_a_ledger_of_an_earlier_version_is_read(root: Path) -> None:
-    """It has a number of rows instead of a pool, and the rows of a batch instead of its parts."""
+    """The old ledger has a number of rows in place of a pool, and the rows of a batch in place of its parts."""
     job, endpoint = left_job(root), Endpoint()
     fake = FakeBatches(endpoint, delay=60.0)
     with pytest.raises(KilledError):
@@ -325,7 +325,7 @@ def test_a_queue_that_others_fill_is_waited_for_and_grows_again(root: Path) -> N
     assert is_whole(job)
     assert set(endpoint.asked.values()) == {1}
     assert (job.ledger().queue or 0) > small
-    # What is left is put together again, and not asked one by one
+    # The rest is combined into larger batches and is not sent in single requests
     assert len(fake.made) < 5 + ROWS
 
 
@@ -335,7 +335,7 @@ def test_a_job_gives_way_to_the_batches_of_another(root: Path) -> None:
     watch = Watch(lambda: None, lambda _: None, lambda _: None)
     how = HOW.model_copy(update={"queue": 100})
     assert BatchSubmitter(job, job.read(), Api(FakeBatches(Endpoint())), how, watch, [other]).run().reason == "batched"
-    # One that no endpoint has takes no room
+    # A batch without an id at the endpoint does not use the queue
     waiting = replace(other, id=None)
     assert BatchSubmitter(job, job.read(), Api(FakeBatches(Endpoint())), how, watch, [waiting]).run().reason is None
     assert is_whole(job)
@@ -444,8 +444,8 @@ def test_a_file_that_is_too_large_says_what_to_lower(root: Path) -> None:
     assert (outcome.reason, outcome.error) == ("refused", "HTTP 413; lower batch.requests or batch.bytes")
 
 
-def test_what_is_given_back_is_not_cut_later(root: Path) -> None:
-    """Though the look at what is in flight ends early."""
+def test_a_returned_request_is_not_removed_later(root: Path) -> None:
+    """This also holds if polling of the submitted batches fails early."""
 
     class Refusing(Api):
         def look(self, batch: str) -> BatchStatus:
@@ -512,7 +512,7 @@ def test_a_batch_that_another_key_may_have_created_is_not_created_again(
     monkeypatch.setenv("A_KEY", "sk-two")
     assert deliver(job, Api(fake, "sk-two")).reason == "batched"
     assert [batch.key for batch in fake.made.values()] == ["sk-one", "sk-two", "sk-two"]
-    # One that was not even uploaded is nobody's
+    # A batch that was not uploaded does not belong to a key
     job, fake = left_job(root, api_key_env="A_KEY"), FakeBatches(Endpoint())
     monkeypatch.setenv("A_KEY", "sk-one")
     with pytest.raises(KilledError):
@@ -531,12 +531,12 @@ def test_a_start_counts_what_other_jobs_have_in_flight(root: Path) -> None:
     assert endpoint.asked.total() == 2
 
 
-def test_what_is_in_flight_counts_against_the_budget(root: Path) -> None:
+def test_requests_in_flight_count_against_the_budget(root: Path) -> None:
     job, endpoint = left_job(root, budget=Budget(max_calls=7)), Endpoint()
     fake = FakeBatches(endpoint, delay=60.0)
     assert deliver(job, Api(fake), poll=False).reason == "batched"
     assert sum(batch.requests for batch in job.ledger().in_flight) == 7
-    # Another start counts them too
+    # Another run also counts these requests
     assert deliver(job, Api(fake), poll=False).reason == "batched"
     assert endpoint.asked.total() == 7
     fake.delay = 0.0
@@ -549,7 +549,7 @@ def test_what_is_in_flight_counts_against_the_budget(root: Path) -> None:
 
 
 def test_an_unreadable_completion_is_asked_again_in_words_and_kept_as_it_came(root: Path) -> None:
-    """As by calls: the row says how many calls there were, and has the tokens of those after the unread one."""
+    """The row contains the number of calls and the tokens of all calls after the first, as in a run with calls."""
 
     def late(number: int) -> tuple[int, Any]:
         text = "" if number < 2 else "a summary"

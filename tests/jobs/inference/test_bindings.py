@@ -59,7 +59,7 @@ def test_stages_whose_duty_differs_in_the_papers_have_a_template_of_it(stage: st
 
 
 def sentences(source: str) -> list[str]:
-    """The sentences of a system turn, but the one that all have and those on the form."""
+    """Return the sentences of a system turn, without the shared sentence and the sentences about the output format."""
     first = split_turns(source)[0][1].split("<premise>")[0]
     return [
         one

@@ -1,4 +1,4 @@
-"""How many actors call an endpoint."""
+"""Test the number of actors that call an endpoint."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_files_are_merged_up_to_a_size_and_large_ones_left_alone(tmp_path: Path)
 
 
 def test_a_night_rewrites_what_it_adds_and_one_unfinished_file(tmp_path: Path) -> None:
-    """However many nights there were: the bytes that a compaction writes are bounded by the size of a file."""
+    """The size of a file bounds the bytes that a compaction writes, for any number of nights."""
     night_bytes, file_bytes, written, known = 8 * 6_000, 200_000, [], set()
     for night in range(15):
         for number in range(8):
@@ -166,7 +166,7 @@ def test_ended_before_any_change_a_compaction_loses_nothing_and_doubles_nothing(
     assert changes == 10
 
 
-# Where a Spark session was opened before, Python leaves the working folder out of its paths
+# If Spark ran in this process before, Python does not add the working folder to its paths
 _COMPACTOR = """
 import sys
 sys.path.insert(0, ".")
@@ -185,13 +185,13 @@ while True:
 
 
 @pytest.mark.gate
-def test_a_compaction_that_is_killed_at_any_moment_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
+def test_a_compaction_that_is_killed_at_any_time_keeps_each_row_once(tmp_path: Path) -> None:
     moments, spoken = random.Random(0), set()
     for _ in range(6):
         words = [sys.executable, "-c", _COMPACTOR, str(tmp_path)]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
         assert process.stdout is not None
-        # Each 8 lines a compaction follows
+        # A compaction starts after each 8 lines
         spoken |= {process.stdout.readline().strip() for _ in range(moments.choice([3, 8, 16, 24]))}
         sleep(moments.uniform(0.0, 0.2))
         process.send_signal(signal.SIGKILL)

@@ -75,7 +75,7 @@ def test_a_proxy_of_an_unknown_kind_is_named_without_its_address(
     said = str(raised.value)
     assert said.startswith(f"{variable} names a proxy of the kind socks://")
     assert "secret" not in said
-    # Calls within this machine pass no proxy
+    # Calls within this machine do not use a proxy
     check_network([LOOPBACK])
 
 

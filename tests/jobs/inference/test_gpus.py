@@ -1,4 +1,4 @@
-"""A classifier on Ray actors that take GPUs: Ray is told of one GPU, and the test names the processor to run it."""
+"""Test a classifier on Ray actors with GPUs. Ray assumes one GPU, but the classifier runs on the processor."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def test_an_actor_with_a_gpu_gives_what_a_task_gives_and_frees_it(one_gpu: None,
     assert [json.loads(rows[f"r{number:04d}"]["text"]) for number in range(len(PAIRS))] == expected
     assert rows["r0100"]["error_type"] == "truncated"
     assert (usage["done"], usage["failed"], usage["prompt_tokens"]) == (101, 1, 0)
-    # Before the next stage begins, which may want it
+    # The GPU is free before the next stage starts
     assert waits_for_gpus(1.0)
 
 
 def waits_for_gpus(count: float) -> bool:
-    """Whether another actor gets so many GPUs within a minute."""
+    """Return True if another actor can reserve this number of GPUs within a minute."""
     actor = ray.remote(_Held).options(num_cpus=0, num_gpus=count).remote()
     held: bool = ray.get(actor.ping.remote(), timeout=60)
     ray.kill(actor)

@@ -1,4 +1,6 @@
-"""The figures that a plan goes by: means of a store, of the same stage under other models, or those shipped."""
+"""Test the figures of a plan: the means of a store, the means of the same stage with other models, and the shipped
+means.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def stage_of(name: str, model: str = "m") -> Stage:
 def write(
     store: Path, stage: Stage, *texts: str | None, tokens: tuple[int, int] = (100, 10), attempts: int = 1
 ) -> None:
-    """A file of the stage's folder with these completions; None is a failure."""
+    """Write a file with these completions into the folder of the stage. A completion of None is an error."""
     folder = Path(stage_folder(str(store), stage))
     folder.mkdir(parents=True, exist_ok=True)
     paid = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "attempts": attempts}
@@ -57,7 +59,7 @@ def test_means_are_of_what_succeeded_and_can_be_read(spark: SparkSession, tmp_pa
     assert rated is not None
     assert (extracted.source, extracted.completion, extracted.things) == (FROM_STORE, LinearSize(40.0), LinearSize(1.5))
     assert (extracted.prompt_tokens, extracted.calls) == (200.0, 2.0)
-    # A, B and A again
+    # The texts are A, B and A again
     assert extracted.distinct == pytest.approx(2 / 3)
     assert (rated.things, rated.ratings, rated.passing(3.5)) == (LinearSize(2.0), (0.25, 0.25, 0.0, 0.25, 0.25), 0.5)
     assert figures[CLASSIFY] == STAGES[CLASSIFY].figures

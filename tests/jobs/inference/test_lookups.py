@@ -1,4 +1,4 @@
-"""Lookups under settings: what their keys are made of, and how their endpoints are called and paid."""
+"""Test lookups under different settings: the content of the keys, the calls of the endpoints, and the costs."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def test_what_changes_a_vector_is_in_its_key(change: dict[str, Any]) -> None:
         {"batch": 1},
         {"requests_per_minute": 5.0},
         {"price_per_million_tokens": 1.0},
-        {"max_tokens": 9},  # of a local model alone
+        {"max_tokens": 9},  # only for a local model
         {"pooling": "cls"},
     ],
 )
-def test_what_changes_no_vector_is_not_in_its_key(change: dict[str, Any]) -> None:
+def test_a_setting_without_effect_on_the_vector_is_not_in_its_key(change: dict[str, Any]) -> None:
     assert digest(embeddings={**REMOTE, **change}) == digest(embeddings=REMOTE)
 
 
@@ -212,7 +212,7 @@ def test_each_api_has_the_endpoint_limits_and_prices_of_its_section() -> None:
     endpoint = RunEndpoint(settings, embedded=False, wait=True, notify=notes.append)
     urls = [endpoint.base_url(api) for api in ("chat", "embeddings", "search", "search", "predict")]
     assert urls == ["http://m/v1", "http://h/v1", "http://s", "http://s", "http://h/predict"]
-    # Each address in clear text is spoken of once
+    # Each plain-text address is reported once
     assert len(notes) == 4
 
 

@@ -1,4 +1,7 @@
-"""Work side by side: parts in turn in the thread that runs it, and nobody who waits for a turn that does not come."""
+"""Test parallel functions with parts that run one at a time in the main thread.
+
+No thread waits forever for its turn.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ def test_what_a_part_raises_is_raised_where_it_was_handed_over(at_once: int) -> 
 
 
 def check_nothing_follows(turns: MainThreadExecutor, fails: Callable[[], None], error: type[BaseException]) -> None:
-    """No part of another function is done once one has failed."""
+    """Check that no other function runs a part after an error."""
     together, over, refused, done = Barrier(2), Event(), Event(), list[int]()
 
     def failing() -> None:

@@ -1,4 +1,4 @@
-"""Machines that do not reach a place of a run, or have other versions, are named before anything is paid for."""
+"""Test that a run names unsuitable machines before it spends money: a missing folder or a wrong version."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def report(machine: str, **other: str) -> NodeReport:
 
 
 def visited(tmp_path: Path, folder: Path | None = None) -> str:
-    """What is said of a machine that visits the folder of the place, or another one that it takes for it."""
+    """Return the message about a machine that visits the folder of the path, or another folder in its place."""
     place = tmp_path / "place"
     with probing({str(place): f"{place}/_work"}) as probe:
         (own,) = probe.folders.values()
@@ -99,7 +99,7 @@ def test_a_package_that_is_missing_is_wrong_unless_the_machine_has_no_use_for_it
     assert compare_versions(OWN, [bare], frozenset({"pyspark"})) == ([], [])
     (line,) = compare_versions(OWN, [bare])[0]
     assert line == "pyspark is missing on n; install the same version of untold on the workers, or use `untold package`"
-    # Untold may lie on a worker without having been installed: then nothing is known of what it needs
+    # Untold can run on a worker without an installation, so its requirements are not known
     sent: NodeReport = {**bare, "versions": {"python": "3.11.7"}}
     assert compare_versions(OWN, [sent]) == ([], [])
 

@@ -1,4 +1,4 @@
-"""Actors over several Ray nodes, all on loopback: where they are placed, and what a node takes with it when it dies."""
+"""Test actors on several Ray nodes with loopback addresses: the placement of actors and the death of a node."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ STORE_BYTES = 80 * 2**20
 
 
 class Nodes:
-    """A cluster of a head and two more nodes. All have one address: with others they listen on every interface."""
+    """A cluster with a head and two other nodes.
+
+    They share one address, because other addresses are open to the network.
+    """
 
     def __init__(self) -> None:
         self._cluster = Cluster()
@@ -42,7 +45,7 @@ class Nodes:
         )
 
     def kill_last(self) -> str:
-        """`kill -9` of the raylet that was added last at the start; the id of its node."""
+        """Kill the raylet of the last node with SIGKILL and return the id of the node."""
         (raylet,) = self._nodes[-1].all_processes["raylet"]
         os.kill(raylet.process.pid, signal.SIGKILL)
         return str(self._nodes[-1].node_id)
@@ -67,7 +70,7 @@ def node_of(actor: Any) -> str:
 
 
 def split_units(folder: Path, count: int) -> None:
-    """Makes so many units of the only one."""
+    """Split the only unit into the given number of units."""
     (unit,) = folder.iterdir()
     rows = pq.read_table(unit)
     unit.unlink()
@@ -89,7 +92,7 @@ def test_a_node_that_joins_between_two_stages_gets_actors(nodes: Nodes, server: 
     first, second = held
     assert sorted(Counter(first.values()).values()) == [2, 2, 2]
     assert sorted(Counter(second.values()).values()) == [1, 1, 2, 2]
-    # Those that had room stay, with all that they have loaded
+    # The actors with enough room keep running with all of their loaded data
     assert len(first.keys() & second.keys()) == 5
     assert joined not in second.values()
 
@@ -115,7 +118,7 @@ def test_a_node_that_dies_is_replaced_by_one_that_joined(nodes: Nodes, server: M
     driver = ActorDriver(job, lambda: None, kill)
     outcome = driver.run()
     assert (outcome.reason, outcome.lost, len(read_ids(str(tmp_path / "store"), job.run))) == (None, 0, 600)
-    # Its actor outlived its node for long enough to write what was under way
+    # The actor outlived its node and had enough time to write the requests in flight
     assert server.count() == 600
     held = {worker.actor.node for worker in driver.pool.workers}
     assert (len(held), held & {*dead}, held & {*joined}) == (3, set(), {*joined})

@@ -1,4 +1,4 @@
-"""What is known of an endpoint's schemas: by model, beside the store, and what stages are then."""
+"""Test the stored findings about the schemas of an endpoint and a model, and their effect on the stages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_what_nobody_knows_is_tried_with_its_schema(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["refused", "broken", "untried"])
-def test_what_takes_no_schema_is_asked_without_by_every_start(tmp_path: Path, outcome: str) -> None:
+def test_a_model_without_schemas_gets_no_schema_in_any_later_run(tmp_path: Path, outcome: str) -> None:
     settings = settings_of()
     stage = bound("check_coverage", settings)
     line = Findings(settings, str(tmp_path)).record(stage, SchemaSupport(outcome))
@@ -43,7 +43,7 @@ def test_what_takes_no_schema_is_asked_without_by_every_start(tmp_path: Path, ou
     later = Findings(settings, str(tmp_path))
     assert later.applied(stage) == bound("check_coverage", settings_of(structured="off"))
     assert not later.needs_probe(stage)
-    # Another model, and another endpoint, are others
+    # The findings do not apply to another model or another endpoint
     for other in (settings_of(model="n"), settings_of(base_url="http://other.example/v1")):
         assert Findings(other, str(tmp_path)).needs_probe(bound("check_coverage", other))
 

@@ -1,4 +1,4 @@
-"""Spools as folders: what a run leaves in one, and what it takes back."""
+"""Test spools as folders: the files that a run writes into the spool and the files that it reads."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ EARLIER = Path(__file__).parent / "earlier_store"
 
 
 def best(spark: SparkSession, folder: Path) -> dict[str, tuple[str | None, str | None]]:
-    """The (text, error_type) that a run would read, by request id."""
+    """Return the text and the error type of each request, as a run would read them."""
     rows = one_a_request(open_reading(spark, str(folder)).completions).collect()
     assert len({one["request_id"] for one in rows}) == len(rows)
     return {one["request_id"]: (one["text_of_completion"], one["error_type"]) for one in rows}
@@ -122,12 +122,12 @@ def test_files_of_an_older_version_lack_columns_and_are_read(spark: SparkSession
 
 
 def ids_of(reading: Reading) -> set[str]:
-    """An action that reads every column."""
+    """Run an action that reads every column."""
     return {one["request_id"] for one in reading.completions.collect()}
 
 
 def told(folder: Path, spark: SparkSession, act: Callable[[Reading], set[str]]) -> tuple[set[str], list[str]]:
-    """What is read of a folder, and the damaged files that were told of."""
+    """Return the completions of a folder and the names of the damaged files."""
     damaged: list[str] = []
     found = read_strictly(spark, str(folder), act, lambda whole: damaged.extend(whole.damaged))
     return found, sorted(damaged)

@@ -1,4 +1,4 @@
-"""The table `usage`: what several askings of a stage came to, each request counted once."""
+"""Test the table `usage`: the totals of several calls of a stage. Each request counts once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def asked(spark: SparkSession, *rows: tuple[str, str | None], reused: int = 0, *
 def test_a_request_is_counted_once_however_often_it_was_needed(spark: SparkSession) -> None:
     usage = Account()
     first = asked(spark, ("a", None), ("a", None), ("b", None), ("c", "timeout"), reused=1, calls=5, asked=2)
-    # What the first answered is in the store before the second, which has `a` and `b` from there
+    # The store contains the completions of the first call before the second, so `a` and `b` are reused
     second = asked(spark, ("a", None), ("b", None), ("d", None), ("e", "unasked"), reused=2, calls=1, asked=1)
     usage.add(first)
     usage.add(second)

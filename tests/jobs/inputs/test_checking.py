@@ -1,4 +1,4 @@
-"""What the beginnings of files tell before Spark starts: on every command that reads samples, in one line a file."""
+"""Test the checks of the first rows of the files. They run before Spark starts and report one line per file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOT_UTF_8 = "is not UTF-8; give its encoding, such as --encoding cp1252"
 
 
 def told(path: Path | str, options: ReadOptions = AS_THEY_ARE, required: tuple[str, ...] = REQUIRED) -> str:
-    """What is said of an input, without the folder; empty where nothing is wrong."""
+    """Return the message about an input without the name of the folder. The text is empty if the input is valid."""
     try:
         check_input(str(path), options, required)
     except SampleError as error:
@@ -225,8 +225,8 @@ def test_a_wrong_encoding_or_delimiter_is_wrong_use(
 
 
 @pytest.mark.gate
-def test_wrong_columns_are_told_where_there_is_no_java(tmp_path: Path) -> None:
-    """Whoever starts Spark without Java says so: nothing has started it."""
+def test_wrong_columns_are_reported_without_java(tmp_path: Path) -> None:
+    """Spark would report a missing Java first, so this message shows that Spark did not start."""
     (tmp_path / "in.csv").write_text("query,respones,contexts\nq,r,[]\n")
     environ = {**os.environ, "JAVA_HOME": str(tmp_path / "nowhere")}
 

@@ -1,4 +1,4 @@
-"""Data sets of others as samples: how their rows are read, and from which files."""
+"""Test the adapters of published data sets: the rows and the files that they read."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_the_instances_of_conflictbank_are_read(spark: SparkSession, data: Path)
 @pytest.mark.gate
 def test_data_sets_with_files_of_their_own_are_read_from_their_folders(spark: SparkSession, data: Path) -> None:
     topics = read_samples(spark, str(data / "trec_web"), format="trec_web")
-    assert (topics.row_count, topics.invalid_count) == (300, 300)  # nobody has answered yet
+    assert (topics.row_count, topics.invalid_count) == (300, 300)  # the data set has no responses yet
     (seventh,) = topics.samples.where("query_id = '7'").select("query", "aspects").collect()
     assert seventh["query"].startswith("Find information ")
     assert [aspect["id"] for aspect in seventh["aspects"]] == [str(n) for n in range(1, len(seventh["aspects"]) + 1)]

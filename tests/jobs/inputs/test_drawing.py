@@ -76,11 +76,11 @@ def test_each_stratum_has_its_share_and_at_least_one(spark: SparkSession, tmp_pa
         "of": 100,
         "strata": [{"system": name, "rows": drawn[name], "of": systems.count(name)} for name in ("a", "b", "c", None)],
     }
-    # The rows of a stratum are those that an unstratified draw of it would take
+    # The rows of a stratum are the same as in a sample of this stratum without the other strata
     alone = write_lines(tmp_path / "b.jsonl", [row for row in rows if row["system"] == "a"])
     first = {row["sample_id"] for row in found.samples.where("system = 'a'").collect()}
     assert first == ids_of(spark, alone, Draw(11, 0))
-    # A column that is carried along, beside one that all samples have
+    # One column is copied from the input, and the other column is in all samples
     both = read_samples(spark, path, draw=Draw(20, 0, ("system", "no."))).samples.collect()
     assert Counter((row["system"], row["no."]) for row in both)["a", 1] == 6
     with pytest.raises(UserError, match=r"^3 random rows are fewer than the strata by system; draw more"):

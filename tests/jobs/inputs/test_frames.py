@@ -1,4 +1,4 @@
-"""Frames of pandas, polars and pyarrow as the files that a run reads."""
+"""Test that data frames of pandas, polars and pyarrow are written as files for a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ID = uuid.UUID("d67c5028-049e-499d-8ab4-1d39abf4ea57")
 
 
 def column(folder: Path, frame: Any, name: str) -> list[Any]:
-    """A column of a frame as it is written."""
+    """Return a column of a frame after it was written to a file."""
     return list(pq.read_table(write_frame(frame, str(folder)))[name].to_pylist())
 
 

@@ -1,4 +1,4 @@
-"""What a listing says of an input, without reading a file of it."""
+"""Test the description of an input from its listing, without reading the files."""
 
 from __future__ import annotations
 

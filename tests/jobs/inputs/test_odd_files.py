@@ -1,4 +1,4 @@
-"""Files that are written otherwise: read with their encoding, delimiter and names, each row where it is in its file."""
+"""Test unusual files: other encodings, delimiters and column names. Each row keeps its position in the file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RENAMED = {"query": "question", "response": "answer"}
 
 @contextmanager
 def in_parts(spark: SparkSession, size: str) -> Iterator[None]:
-    """Files are cut into parts of this size."""
+    """Split files into parts of this size."""
     name = "spark.sql.files.maxPartitionBytes"
     before = str(spark.conf.get(name))
     spark.conf.set(name, size)
@@ -104,7 +104,7 @@ def test_rows_are_numbered_as_in_their_files_everywhere(spark: SparkSession, tmp
         f"{tmp_path}/a.jsonl row 7: no JSON",
         f"{tmp_path}/b.csv row 6: query is null",
     ]
-    # Two are one, the second row of the array
+    # Two rows are the same: the second row of the array occurs twice
     assert read.duplicates == 1
     shown = StringIO()
     show_invalid(read, Display(shown))

@@ -116,7 +116,7 @@ def test_rows_of_researchrubrics_have_axes(tmp_path: Path) -> None:
     (task,) = written(tmp_path, "rubrics", {"prompt": EVEREST[0], "response": "r", "rubrics": criteria})
     assert task.known["query"] == EVEREST[0]
     assert shown(task) == [("Gives the height", 5.0, "a"), ("Rambles", -2.5, None)]
-    # The compiled data set of its repository, with JSON in a cell
+    # The compiled data set in the repository has JSON in a cell
     compiled = '[{"title": "Data Sources", "weight": 1.0, "category": "Accuracy", "row_index": 1}]'
     row = {"task_name": "n", "prompt": "p", "rubrics": compiled, "response": "r", "contexts": []}
     path = write_csv(tmp_path / "b.csv", [row])

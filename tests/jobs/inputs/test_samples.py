@@ -1,4 +1,4 @@
-"""Samples: what is read over all files, what becomes of bad rows, which files a run refuses."""
+"""Test the samples of an input: the rows of all files, the invalid rows, and the files that a run refuses."""
 
 from __future__ import annotations
 
@@ -368,8 +368,8 @@ def test_a_start_reads_checks_hashes_and_writes_in_three_executions(spark: Spark
 
 
 @pytest.mark.gate
-def test_the_fingerprint_of_an_input_is_what_it_was(spark: SparkSession, tmp_path: Path) -> None:
-    """Outputs made before are recognised by it: lines, Parquet of many types and CSV, recorded at version 0.1.0."""
+def test_the_fingerprint_of_an_input_does_not_change(spark: SparkSession, tmp_path: Path) -> None:
+    """Existing outputs depend on the fingerprint of an input. The values were recorded with version 0.1.0."""
     lines = [
         {**ROW, "n": 1, "share": 0.1, "tags": ["t", None], "more": {"k": 1.5, "l": []}, "Query": "Q", "label": 3},
         {

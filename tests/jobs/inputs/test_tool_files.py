@@ -1,4 +1,4 @@
-"""Files as other tools write them (`exports/README.md` says which), read as samples and looked at by `inspect`."""
+"""Test the files of other tools (see `exports/README.md`), as samples and in the output of `inspect`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from untold.udfs.samples.tool_files import ASKED, ASKING, documents_in, find_tex
 EXPORTS = Path(__file__).parent / "exports"
 EVEREST = ("How high is Mount Everest?", "8,848 metres, by a survey of 1955.")
 SURVEYS = ["The Survey of India measured 8,848 metres in 1955.", "A survey of 2020 found 8,848.86 metres."]
-# Files that hold contexts, and the format that reads them
+# Files with contexts, and the format of each file
 WITH_CONTEXTS = {
     "ragas.jsonl": "ragas",
     "ragas.csv": "ragas",
@@ -47,7 +47,7 @@ WITH_CONTEXTS = {
 
 
 def samples_in(path: Path, format: str | None, options: ReadOptions = AS_THEY_ARE) -> Iterator[Sample]:
-    """The samples of files, as workers read them."""
+    """Yield the samples of files in the same way as the workers."""
     adapter = None if format is None else FORMATS[format]
     for file in input_files(str(path), adapter, options)[0]:
         unit, tally = head_unit(file), UnitProgress()
@@ -56,7 +56,7 @@ def samples_in(path: Path, format: str | None, options: ReadOptions = AS_THEY_AR
 
 
 def written(folder: Path, format: str, *rows: dict[str, Any]) -> list[Sample]:
-    """The samples of rows in the form of a tool."""
+    """Return the samples of rows in the format of a tool."""
     return list(samples_in(Path(write_lines(folder / "a.jsonl", rows)), format))
 
 
@@ -76,7 +76,7 @@ def test_a_file_of_a_tool_is_its_questions_answers_and_contexts(name: str) -> No
     assert (everest.known["response"], texts_of(everest)) == (EVEREST[1], SURVEYS)
 
 
-# What a mapping of columns is enough for, as docs/howto/data.md gives it
+# Files that only need a mapping of columns, with the mapping in docs/howto/data.md
 MAPPED = {
     "trulens.jsonl": {"query": "input", "response": "output", "system": "app_version", "query_id": "record_id"},
     "llama_index.jsonl": {},
@@ -261,7 +261,7 @@ def test_no_stream_of_arrow_is_one_line(tmp_path: Path) -> None:
         check_input(str(tmp_path), AS_THEY_ARE, REQUIRED, FORMATS["huggingface"])
 
 
-def test_formats_are_read_by_spark_as_they_are_here(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_reads_the_same_rows_as_python(spark: SparkSession, tmp_path: Path) -> None:
     for name in ("ragas.csv", "huggingface", "mlflow.jsonl"):
         found = read_samples(spark, str(EXPORTS / name), format=WITH_CONTEXTS[name], optional=OPTIONAL)
         here = {one.known["sample_id"]: one.known for one in samples_in(EXPORTS / name, WITH_CONTEXTS[name])}
@@ -270,7 +270,7 @@ def test_formats_are_read_by_spark_as_they_are_here(spark: SparkSession, tmp_pat
         assert {key: (row["query"], row["response"]) for key, row in rows.items()} == {
             key: (one["query"], one["response"]) for key, one in here.items()
         }
-    # A file of many parts: only its first spans are rows
+    # Only the first spans of the file are rows
     questions, _ = read_questions(spark, str(EXPORTS / "openai_evals_data.jsonl"), format="openai_evals")
     assert [row["query"] for row in questions.samples.collect()] == [EVEREST[0]]
 
@@ -279,7 +279,7 @@ def test_formats_are_read_by_spark_as_they_are_here(spark: SparkSession, tmp_pat
 def test_compressed_files_are_the_samples_that_they_were(spark: SparkSession, tmp_path: Path) -> None:
     content = "".join(json.dumps({**ROW, "n": n}) + "\n" for n in range(50)).encode()
     zstd = pa.compress(content, "zstd", asbytes=True)
-    # Of files in several parts, as parallel compressors write them, all are read
+    # Parallel compressors write files in several parts, and all of the parts are read
     forms = {
         "": content,
         ".gz": gzip.compress(content[:300]) + gzip.compress(content[300:]),

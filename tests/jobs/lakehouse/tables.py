@@ -1,4 +1,4 @@
-"""Tables of Delta and Iceberg as tests make them: by their own libraries, the catalog in SQLite."""
+"""Create Delta and Iceberg tables with their own libraries. The Iceberg catalog is in SQLite."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ ANSWERS = pa.schema([("query", pa.string()), ("response", pa.string()), ("contex
 
 
 def answers(*names: str, **more: Any) -> pa.Table:
-    """A row a name; `more` are columns that all rows have the same value of."""
+    """Return one row per name. The values of `more` are the same in all rows."""
     rows = [{"query": f"q {name}", "response": f"r {name}", "contexts": [f"c {name}"], **more} for name in names]
     extra = [(name, pa.scalar(value).type) for name, value in more.items()]
     return pa.Table.from_pylist(rows, schema=pa.schema([*ANSWERS, *extra]))
 
 
 def append_delta(path: Path, rows: pa.Table, **options: Any) -> None:
-    """A version more of a Delta table."""
+    """Append a new version to a Delta table."""
     write_deltalake(str(path), rows, mode="append", **options)
 
 
 def catalog_variables(folder: Path) -> dict[str, str]:
-    """The variables by which `pyiceberg` finds the catalog `local` in a folder."""
+    """Return the variables that configure the catalog `local` of `pyiceberg` in a folder."""
     return {
         "PYICEBERG_CATALOG__LOCAL__TYPE": "sql",
         "PYICEBERG_CATALOG__LOCAL__URI": f"sqlite:///{folder}/catalog.db",
@@ -34,7 +34,7 @@ def catalog_variables(folder: Path) -> dict[str, str]:
 
 
 def open_catalog() -> Catalog:
-    """The catalog of `catalog_variables`, with a namespace `db`."""
+    """Return the catalog of `catalog_variables` with a namespace `db`."""
     catalog = load_catalog("local")
     catalog.create_namespace_if_not_exists("db")
     return catalog

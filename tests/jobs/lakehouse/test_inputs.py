@@ -1,4 +1,4 @@
-"""Tables as inputs: the files of a version, and what is refused because its rows are not those of its files."""
+"""Test tables as inputs: the files of a version, and the errors for tables with rows that differ from their files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NEEDS = ("query", "response", "contexts")
 
 
 def rows(path: str) -> list[dict[str, Any]]:
-    """The rows of an input, as workers read them."""
+    """Return the rows of an input in the same way as the workers."""
     units = [unit for file in inspect_files(find_files(path)) for unit in _units_of(0, file, 1 << 20, False)]
     return [dict(record.values) for unit in units for record in UnitProgress().rows(unit, READERS["parquet"], {})]
 
@@ -42,14 +42,14 @@ def queries(path: str) -> set[str]:
 
 
 def z85(content: bytes) -> str:
-    """Bytes as Delta's log has them: five characters for four bytes."""
+    """Encode bytes in the format of the Delta log, with five characters for four bytes."""
     letters = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
     numbers = struct.unpack(f">{len(content) // 4}I", content)
     return "".join(letters[number // 85**place % 85] for number in numbers for place in (4, 3, 2, 1, 0))
 
 
 def rewrite_log(table: Path, change: Any) -> None:
-    """Changes the actions of the first version, as an engine that writes other features has them."""
+    """Change the actions of the first version to look like the log of another engine."""
     log = table / "_delta_log" / f"{0:020d}.json"
     actions = [json.loads(line) for line in log.read_text().splitlines()]
     log.write_text("\n".join(json.dumps(change(action)) for action in actions))
@@ -97,7 +97,7 @@ def test_of_a_partition_of_delta_its_files_alone_are_read(tmp_path: Path) -> Non
         find_files(f"delta:{table}?day=2026-11-21")
     with pytest.raises(SampleError, match="a file is partitioned by day, n, not by `date`"):
         find_files(f"delta:{table}?date=2026-11-20")
-    # Nobody scores a table that is not there night by night
+    # A missing table is an error, because a nightly run would otherwise score no rows
     with pytest.raises(SampleError, match="is not a Delta table") as raised:
         find_files(f"delta:{table}s?day=2026-11-20")
     assert not isinstance(raised.value, NoInputError)
@@ -170,7 +170,7 @@ def test_deletion_vectors_and_column_mapping_are_refused(tmp_path: Path) -> None
             action["protocol"] |= {"readerFeatures": features, "writerFeatures": features}
         if "add" in action:
             rows = BitMap([0]).serialize()
-            # Within the log: a magic number, one bitmap, its number, and as the protocol encodes bytes
+            # The log contains a magic number, the number of bitmaps and the bitmap in the encoding of the protocol
             bitmap = struct.pack("<IqI", 1681511377, 1, 0) + rows
             inline = z85(bitmap + bytes(-len(bitmap) % 4))
             vector = {"storageType": "i", "pathOrInlineDv": inline, "sizeInBytes": len(bitmap), "cardinality": 1}
@@ -209,7 +209,7 @@ def test_partition_columns_that_files_of_iceberg_lack_are_columns_of_the_rows(ca
     (file,) = find_files("iceberg:local.db.answers")
     local = Path(file.path)
     stored = pq.read_table(local, partitioning=None)
-    # As files that another engine's table brought along
+    # The file looks like a file that was added from the table of another engine
     pq.write_table(stored.drop_columns(["day"]), local)
     assert [row["day"] for row in rows("iceberg:local.db.answers")] == [day]
 

@@ -1,4 +1,4 @@
-"""Tables of runs in a lakehouse: replaced by date, whole at any moment, and read back by others than who wrote them."""
+"""Test the tables of a run in a lakehouse: each date is replaced as a whole, and readers only see complete tables."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def lake(request: pytest.FixtureRequest, catalog: Catalog, tmp_path: Path) -> Op
 
 
 def write(lake: Lake, run: str, rows: list[dict[str, Any]], schema: pa.Schema = SCHEMA) -> str:
-    """Files of a start, as Spark leaves them."""
+    """Write the files of a run in the same way as Spark."""
     folder = StoragePath(lake.folder("scores", SCHEMA)) / run
     folder.make_folder()
     for number in range(max(len(rows), 1)):
@@ -58,7 +58,7 @@ def write(lake: Lake, run: str, rows: list[dict[str, Any]], schema: pa.Schema = 
 
 
 def read(lake: Lake, name: str = "scores") -> list[dict[str, Any]]:
-    """All rows by the format's own library, sorted."""
+    """Return all rows in sorted order, read with the library of the format."""
     if lake.FORMAT == "delta":
         table = DeltaTable(f"{lake.place}/{name}").to_pyarrow_table()
     else:
@@ -80,7 +80,7 @@ def test_rows_of_a_date_take_the_place_of_those_of_that_date_alone(lake: Opened)
     second.replace("scores", write(second, "r2", [row("a", 1.0)]))
     first.replace("scores", write(first, "r3", [row("a", 0.5)]))
     assert read(first) == [row("a", 0.5, date=DAYS[0]), row("a", 1.0, date=DAYS[1])]
-    # The same again, as after a kill between a commit and the manifest
+    # The same rows again, as after a kill between commit and manifest
     first.replace("scores", write(first, "r4", [row("a", 0.5)]))
     assert len(read(first)) == 2
     first.replace("scores", write(first, "r5", []))
@@ -162,11 +162,11 @@ TABLES = {name: RESULT_TABLES[name] for name in ("samples", "scores", "summary",
 
 
 class Killed(BaseException):
-    """Stands for a process that is gone."""
+    """The process was killed."""
 
 
 def end_night(lake: Lake, output: Path, ids: list[str], killed_before: int = -1) -> None:
-    """One start of a run: all tables with a row an id, then its end; killed before the commit of that number."""
+    """Run one job that writes all tables with one row per id. It is killed before the commit with the given number."""
     commit, numbers = type(lake).commit, count()
 
     def commit_or_die(self: Lake, name: str, files: Any) -> int:
@@ -174,12 +174,12 @@ def end_night(lake: Lake, output: Path, ids: list[str], killed_before: int = -1)
             raise Killed
         return commit(self, name, files)
 
-    # Nothing is tidied up after `kill -9`
+    # The output is not removed if the process is killed
     with patch.object(type(lake), "commit", commit_or_die), patch.object(Output, "_break_off"), suppress(Killed):
         with Output(str(output), tuple(TABLES), lake=lake) as run:
             run.claim({"input": "same"})
             run.begin({})
-            # Side by side, as a run does
+            # The tables are written in parallel, as in a run
             with ThreadPoolExecutor(3) as pool:
                 rows = ([{schema.names[0]: one} for one in ids] for schema in TABLES.values())
                 list(pool.map(run.write_rows, TABLES, rows, TABLES.values()))
@@ -198,7 +198,7 @@ def test_a_start_after_a_kill_between_commits_makes_all_tables_whole(lake: Opene
     there = {name: {str(row["date"]) for row in read(first, name)} for name in TABLES}
     assert sum(len(dates) == 2 for dates in there.values()) == number
     assert len(there["summary"]) == 1 or number == len(TABLES)
-    # Late rows, in a start that takes the place of both
+    # A run with one more row replaces the rows of the first two runs
     end_night(second, tmp_path / "out", ["b", "c"])
     for name, schema in TABLES.items():
         rows = [(row[schema.names[0]], row["date"]) for row in read(first, name)]

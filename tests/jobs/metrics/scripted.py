@@ -1,4 +1,4 @@
-"""Tools of a metric whose answers a test says: every stage is a function of a request's variables."""
+"""Tools of a metric with scripted completions. Every stage is a function of the variables of a request."""
 
 from __future__ import annotations
 
@@ -29,19 +29,22 @@ from untold.udfs.samples.items import normalise_references
 from untold.udfs.stages import STAGES, definition_of
 
 Row = Mapping[str, Any]
-# What a stage gives for the variables of a request; a text is the type of an error
+# Each function returns the result of a stage for the variables of a request, or the type of an error
 Script = Mapping[str, Callable[[Row], Row | str]]
 Hits = Callable[[str], list[Row] | str]
 
 
 def no_hits(query: str) -> list[Row]:
-    """A search that finds nothing."""
+    """Return no hits for any query."""
     return []
 
 
 @dataclass
 class ScriptedTools:
-    """Answers stages by a script, and searches by `hits`; `asked`: by stage the variables of its distinct requests."""
+    """Run stages by a script and searches by `hits`.
+
+    `asked` contains the variables of the distinct requests by stage.
+    """
 
     spark: SparkSession
     script: Script
@@ -52,7 +55,7 @@ class ScriptedTools:
     _known: set[str | None] = field(default_factory=set)
 
     def ask(self, stage: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
-        """One row a row, errors as a run has them."""
+        """Return one row for each input row, with errors in the same form as in a run."""
         requests = Rows(rows, tuple(carry)) if isinstance(rows, DataFrame) else rows
         definition = definition_of(stage)
         bound = Stage(stage, definition.variables, "scripted", "{}")
@@ -76,12 +79,12 @@ class ScriptedTools:
         return self.spark.createDataFrame(found, schema)
 
     def contexts(self) -> DataFrame:
-        """The summaries of the contexts of `samples`."""
+        """Return the summaries of the contexts of the samples."""
         assert self.samples is not None
         return self.keep(summarise_contexts(self.samples, self.ask, summarise=True))
 
     def retrieve(self, rows: DataFrame, k: int | None = None) -> DataFrame:
-        """The hits that the test says, by rank; a text is the type of an error."""
+        """Return the hits of the test in the order of their ranks. A text is the type of an error."""
         schema = T.StructType([*rows.schema.fields, *T._parse_datatype_string(_FOUND).fields])  # type: ignore[attr-defined]
         found = []
         for row in rows.collect():
@@ -103,7 +106,7 @@ class ScriptedTools:
 
 
 def plain(value: Any) -> Any:
-    """What a parser gives, its digits as numbers."""
+    """Return the result of a parser with numbers in place of digits."""
     if isinstance(value, Digit):
         return float(value.value)
     if isinstance(value, Mapping):
@@ -115,7 +118,7 @@ _FOUND = ", ".join(f"{name} {kind}" for name, kind in FOUND.items())
 
 
 def say_as_world(judge: str, lost: Callable[[str, Row], bool]) -> Script:
-    """What that judge says of the symbolic world in every stage, as the stage's parser reads it; `lost` is not had."""
+    """Return a script with the judgements of a judge in the symbolic world. `lost` selects the missing completions."""
 
     def answer(stage: str, row: Row) -> Row | str:
         if lost(stage, row):
@@ -127,7 +130,7 @@ def say_as_world(judge: str, lost: Callable[[str, Row], bool]) -> Script:
 
 
 def write_tables(tables: Mapping[str, DataFrame], output: Path) -> None:
-    """The tables as a run leaves them, to be read as such."""
+    """Write the tables in the same form as a run."""
     for name, frame in tables.items():
         rows = [row.asDict(recursive=True) for row in frame.collect()]
         (output / name).mkdir(parents=True)
@@ -135,12 +138,12 @@ def write_tables(tables: Mapping[str, DataFrame], output: Path) -> None:
 
 
 def rows_of(frame: DataFrame, *order: str) -> list[dict[str, Any]]:
-    """The rows of a frame as dictionaries, in that order."""
+    """Return the rows of a frame as dictionaries, in the given order."""
     return [row.asDict(recursive=True) for row in frame.orderBy(*map(F.col, order)).collect()]
 
 
 def samples_with_references(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
-    """Samples with references, as they are after they were read."""
+    """Return samples with references in the same form as after reading them."""
     texts = [T.StructField(name, T.StringType()) for name in ("sample_id", "query", "response", "system")]
     schema = T.StructType([*texts, T.StructField("references", OPTIONAL_TYPES["references"])])
     given = [

@@ -1,4 +1,4 @@
-"""What an audit says of a filter or a classifier, over worlds: its miss rate, and scores that are corrected for it."""
+"""Test the audits of a filter and of a classifier with symbolic worlds: the miss rate and the corrected scores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARE = 0.2
 
 
 def told_neutral(texts: Sequence[str], pairs: Sequence[Pair], audit: float) -> tuple[list[Pair], list[Pair]]:
-    """Of pairs of different texts, those that a filter by words takes, and of these the audited ones."""
+    """Return the pairs of different texts that the word filter removes, and the audited pairs among them."""
     place = {text: number for number, text in enumerate(texts)}
     sides = [np.array([place[pair[side]] for pair in pairs]) for side in (0, 1)]
     taken, audited = PairFilter("words", audit_share=audit).of({"texts": texts})(*sides)
@@ -32,9 +32,9 @@ def told_neutral(texts: Sequence[str], pairs: Sequence[Pair], audit: float) -> t
 
 @pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.slow)])
 def test_the_interval_of_an_audit_holds_the_true_miss_rate_in_nearly_all_worlds(count: int) -> None:
-    """The real filter and draws, of pairs that five responses share: each pair counts once.
+    """The filter and the draws are real. Five responses share the pairs, and each pair counts once.
 
-    The cascade's classifier is a judge that takes entailments for neutral of every second text.
+    The classifier of the cascade is a judge that misses the entailments of every second text.
     """
     digest = Stage("classify_entailment", ("premise", "hypothesis"), "a classifier", "").digest
     held = {"filter": 0, "cascade": 0}
@@ -63,7 +63,7 @@ def said(sample: Row) -> str:
 
 
 def holds(told: Sequence[Pair], audited: Sequence[Pair], truth: dict[Pair, str]) -> bool:
-    """Whether the interval of the audited pairs holds the miss rate of all that were told neutral."""
+    """Return True if the interval of the audited pairs contains the miss rate of all pairs with the label neutral."""
     if not told or not audited:
         return True
     missed = [sum(truth[pair] != "neutral" for pair in own) for own in (told, audited)]
@@ -75,7 +75,7 @@ def holds(told: Sequence[Pair], audited: Sequence[Pair], truth: dict[Pair, str])
 
 @dataclass
 class Told:
-    """A sample of which a classifier tells some relations wrongly, and its score by which of these were audited."""
+    """A sample with some wrong relations of a classifier, and its score for a set of audited pairs."""
 
     sample: Row
     options: Options
@@ -90,7 +90,7 @@ class Told:
         return self.known[audited]
 
     def corrected(self, drawn: set[Pair]) -> float:
-        """The score, and what each audited pair that was told wrongly adds to it, for all that it stands for."""
+        """Return the score plus the weighted effect of each wrong pair in the audit."""
         audited = frozenset(self.wrong.keys() & drawn)
         score = self.score(audited)
         worth = [(score or 0.0) - (self.score(audited - {pair}) or 0.0) for pair in audited]
@@ -98,7 +98,7 @@ class Told:
 
 
 def classified(world_samples: Iterable[Row], options: Options) -> list[Told]:
-    """A classifier misses a fifth of entailments, and takes a hundredth of other pairs for some."""
+    """Return samples of a classifier that misses a fifth of the entailments and reports some that are wrong."""
     found = []
     for sample in world_samples:
         relations = expected_nli(sample, options).relations
@@ -113,7 +113,7 @@ def classified(world_samples: Iterable[Row], options: Options) -> list[Told]:
 
 
 def drawn_of(query: Sequence[Told], random: Generator) -> set[Pair]:
-    """What is audited of a query's pairs: one that several responses share is drawn for all of them."""
+    """Return the audited pairs of a query. A pair of several responses is drawn once for all of them."""
     wrong = sorted({pair for one in query for pair in one.wrong})
     return {pair for pair in wrong if random.random() < SHARE}
 
@@ -151,5 +151,5 @@ def test_corrected_scores_are_nearly_unbiased_and_intervals_of_whole_queries_hol
     assert abs(as_told - truth) > 0.02
     assert abs(np.mean(means) - truth) < 0.15 * abs(as_told - truth) + 3 * spread
     assert 0.92 <= held["queries"] / rounds <= 0.98
-    # Why whole queries are taken
+    # The intervals of single samples are too short, so the draws use whole queries
     assert held["samples"] < held["queries"]

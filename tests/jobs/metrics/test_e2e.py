@@ -1,4 +1,4 @@
-"""The metric over hand-made stage results: statuses, statements, failures, and what is asked at all."""
+"""Test the metric with scripted stage results: the statuses, statements and failures, and the requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def refuse(*arguments: Any) -> Any:
 
 
 class Stages:
-    """Answers rows by the text of a context or response, and remembers what was asked."""
+    """Return completions by the text of a context or response, and record the requests."""
 
     def __init__(self) -> None:
         self.asked: dict[str, list[dict[str, Any]]] = {}
@@ -38,7 +38,7 @@ class Stages:
     keep = condense = staticmethod(refuse)
 
     def on(self, samples: DataFrame, *, summarise: bool) -> Stages:
-        """The tools for these samples."""
+        """Return the tools for these samples."""
         self.samples, self.summarise = samples, summarise
         return self
 

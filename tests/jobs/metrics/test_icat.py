@@ -1,4 +1,4 @@
-"""What icat asks and needs under its settings, and which files belong to its outputs."""
+"""Test the stages of icat, the settings that it requires, and the files of its outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What importance asks and needs, and what becomes of samples by what is lost, left or missing, answer by answer."""
+"""Test the requests and settings of importance, and the effect of each lost, invalid or missing completion on the
+samples.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,16 @@ def covered(row: Row) -> Row:
 
 
 def vector(row: Row) -> Row:
-    """A dimension a letter: the texts here say other words, and so none of them is a near-duplicate."""
+    """Return a vector with one dimension per letter.
+
+    The texts have different words, so there are no near-duplicates.
+    """
     counts = [row["text"].casefold().count(letter) for letter in LETTERS]
     return {"vector": [count / hypot(*counts) for count in counts]}
 
 
 def rated(row: Row) -> Row:
-    """All alike, but for a query that asks for the longest."""
+    """Return equal ratings, or higher ratings for longer facts if the query asks for the longest."""
     alike = 1.0 if row["query"].startswith("light") else 3.0
     ratings = [min(5.0, len(fact) / 4) if row["query"].startswith("long") else alike for fact in row["facts"]]
     return {**dict.fromkeys(("relevance", "salience"), ratings), "weighted": True}
@@ -63,7 +68,7 @@ SCRIPT: Mapping[str, Callable[[Row], Row | str]] = {
     "check_coverage": covered,
 }
 WINDOW = "extract_verifiable_claims"
-# In which text of a sample each stage is hit
+# The word that selects the text of a sample for the errors of each stage
 WHERE = {
     "summarise_context": "knits",
     "extract_facts": "knits",
@@ -78,7 +83,10 @@ FATES = ("http_400", UNASKED)
 
 
 def sample(name: str, query: str = "q", **more: Any) -> Row:
-    """Two contexts that say three things of somebody, and a response that says one of them and another thing."""
+    """Return a sample with three facts about a person in two contexts.
+
+    The response has one of the facts and another.
+    """
     contexts = [
         {"id": "a", "text": f"{name} sails. {name} swims."},
         {"id": "b", "text": f"{name} swims. {name} knits."},
@@ -88,26 +96,26 @@ def sample(name: str, query: str = "q", **more: Any) -> Row:
 
 
 def in_both_orders(name: str, query: str) -> list[Row]:
-    """The same with a third context, and with its contexts the other way around."""
+    """Return the sample with a third context, and the same sample with its contexts in reverse order."""
     straight = sample(name, query)
     straight["contexts"].append({"id": "c", "text": f"{name} collects. {name} knits."})
     return [straight, {**straight, "sample_id": f"{name}Turned", "contexts": straight["contexts"][::-1]}]
 
 
 def given(name: str, query: str = "q", unwanted: str | None = None, **more: Any) -> Row:
-    """The same with one reference, without an id, and one of negative weight."""
+    """Return the sample with a reference without an id and, optionally, a reference with a negative weight."""
     references = [(None, f"{name} sails.", None, None, None, None, None)]
     references += [("-", unwanted, None, -1.0, None, None, None)] if unwanted else []
     return sample(name, query, references=references, **more)
 
 
 def named(stage: str, fate: str) -> str:
-    """The name of the sample that a stage does not answer for."""
+    """Return the name of the sample that has no completion of a stage."""
     return f"{stage.title().replace('_', '')}{fate.title().replace('_', '')}"
 
 
 def broken(stage: str) -> Callable[[Row], Row | str]:
-    """A stage that answers for all but some samples, in those requests alone that have what `WHERE` says."""
+    """Return a stage that fails for some samples, but only for requests with the word in `WHERE`."""
     script = {**SCRIPT, WINDOW: lambda row: {"claims": [] if row["sentence"][0] in "N." else [row["sentence"]]}}
     fates = {f"{named(stage, fate)} {WHERE[stage]}": fate for fate in FATES}
 
@@ -119,7 +127,7 @@ def broken(stage: str) -> Callable[[Row], Row | str]:
 
 
 def scored(spark: SparkSession, samples: Iterable[Row], hits: Hits = no_hits, **settings: Any) -> Run:
-    """What the metric gives for samples, by table, and what it asked."""
+    """Return the tables of the metric for the samples and the tools with the requests."""
     tools = ScriptedTools(spark, {stage: broken(stage) for stage in (*SCRIPT, WINDOW)}, hits)
     rows = [(*(one.get(name) for name in COLUMNS), "system") for one in samples]
     found = score(spark.createDataFrame(rows, SAMPLES), tools, Settings.model_validate(settings))
@@ -128,7 +136,7 @@ def scored(spark: SparkSession, samples: Iterable[Row], hits: Hits = no_hits, **
 
 @dataclass(frozen=True)
 class Run:
-    """The tables, and the tools with what was asked."""
+    """The tables of the metric and the tools with the requests."""
 
     tables: Tables
     tools: ScriptedTools
@@ -137,7 +145,7 @@ class Run:
         return [row for row in self.tables[table] if row["sample_id"] == name]
 
     def outcome(self, name: str) -> tuple[Any, ...]:
-        """Status, (covered, uncovered, unjudged) and score."""
+        """Return the status, the counts of covered, uncovered and unjudged facts, and the score."""
         (row,) = self.rows("scores", name)
         return row["status"], (row["covered"], row["uncovered"], row["unjudged"]), row["score"]
 
@@ -149,13 +157,13 @@ class Run:
         return {row["measure"]: row["value"] for row in self.rows("measures", name)}
 
     def asked(self, name: str) -> Counter[str]:
-        """Requests by stage in which somebody is named."""
+        """Return the number of requests by stage that contain the name."""
         return Counter(stage for stage, rows in self.tools.asked.items() for row in rows if f"{name} " in str(row))
 
 
 @pytest.fixture(scope="module")
 def run(spark: SparkSession) -> Run:
-    """In contexts: samples by name, one for each stage and fate beside others."""
+    """Score samples with contexts: one sample for each stage and type of error, and some other samples."""
     lost = [sample(named(stage, fate), f"q {named(stage, fate)}") for stage in SCRIPT for fate in FATES]
     others = [
         sample("Ada"),
@@ -197,7 +205,7 @@ def test_a_sample_by_hand(run: Run) -> None:
         "summarise_context": 2,
         "extract_facts": 2,
         "rate_importance": 1,
-        # Of facts alone: there are no more chunks than a claim is shown
+        # Only facts are embedded: a claim gets all of the chunks
         "embed_text": 3,
         "extract_claims": 1,
         "verify_claim": 2,
@@ -212,7 +220,7 @@ def test_the_order_of_contexts_changes_ties_alone(run: Run) -> None:
         for name in ("Ivo", "IvoTurned")
     )
     assert facts == turned
-    # The longest is the first of both; the others are as long as each other
+    # The longest fact is the first in both samples. The other facts have the same length
     ranks = [[row["rank"] for row in run.rows("statements", name)] for name in ("Ivo", "IvoTurned")]
     assert ranks == [[2, 3, 4, 1], [1, 2, 3, 4]]
     assert run.measures("Ivo") == run.measures("IvoTurned")
@@ -292,7 +300,7 @@ def test_without_contexts_references_are_checked_and_claims_not_judged(run: Run)
 
 @pytest.mark.gate
 def test_claims_are_shown_the_nearest_chunks_or_are_unjudged(spark: SparkSession) -> None:
-    # The vectors of one claim and of one chunk are lost
+    # The requests for the vectors of one claim and one chunk fail
     odd = named("embed_text", "http_400")
     samples = [sample("Ada"), sample(odd), sample("Cleo", response=f"Cleo sails. {odd} knits.")]
     found = scored(spark, samples, importance={"evidence_chunks": 1, "duplicates": "none"})
@@ -341,7 +349,7 @@ def test_claims_of_sentences_are_gathered_in_order_or_lost_together(spark: Spark
     assert found.outcome(odd)[0] == ("failed" if fate == "http_400" else "budget")
     assert found.rows("claims", odd) == []
     failed = [(row["stage"], row["error_type"]) for row in found.rows("failures", odd)]
-    # The claim is in the windows of both of its sentences
+    # The windows of both sentences contain the claim
     assert failed == [(WINDOW, fate)] * (2 if fate == "http_400" else 0)
     assert "extract_claims" not in found.tools.asked
 
@@ -371,12 +379,12 @@ HITS = [
 def test_facts_are_taken_from_the_best_documents_of_an_index(spark: SparkSession) -> None:
     settings = {"knowledge": {"source": "index"}, "importance": {"documents": 2, "max_facts": 2}}
     found = scored(spark, [sample("Ada", contexts=None)], lambda query: HITS, **settings)
-    # Equally near to six decimals: by the names of documents
+    # The similarities are equal to six decimals, so the documents are sorted by name
     assert [(row["text"], row["sources"]) for row in found.tables["statements"]] == [
         ("Ada sails.", ["a#1"]),
         ("Ada swims.", ["b#0"]),
     ]
-    # The third is beyond the cap
+    # The third fact exceeds the maximum
     assert [row["dropped"] for row in found.tables["scores"]] == [1]
     assert [row["chunk_id"] for row in found.tables["chunks"]] == ["a#1", "b#0", "b#1"]
     assert found.tools.asked["verify_claim"][0]["evidence"] == ["Ada sails.", "Ada swims.", "Ada reads."]

@@ -1,4 +1,4 @@
-"""Relations in lists: what pairs say, whatever a list leaves out, says twice, swaps or adds."""
+"""Test relations from lists: they equal the relations of pairs if a list omits, repeats, swaps or adds items."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def atoms_of(name: str, contexts: Sequence[str], responses: Sequence[str]) -> tu
 def judge(
     spark: SparkSession, atoms: Sequence[tuple[Any, ...]], says: Says, **settings: Any
 ) -> tuple[ScriptedTools, DataFrame]:
-    """What lists find out of samples of these atoms, and the tools that they asked."""
+    """Return the tools with their requests and the relations of the samples with these atoms."""
 
     def answer(variables: Mapping[str, Any]) -> Mapping[str, Any] | str:
         try:
@@ -51,7 +51,7 @@ def judge(
 
 
 def relations_of(found: Any, atoms: Sequence[tuple[Any, ...]]) -> dict[str, dict[tuple[str, str], str | None]]:
-    """The relation of each pair of texts, by the owner of the pair."""
+    """Return the relation of each pair of texts by the owner of the pair."""
     texts = {f"sample:{name}": texts for name, texts, *_ in atoms}
     texts |= {f"contexts:{key}:{count * (count - 1)}": texts for _, texts, count, _, key in atoms}
     pairs: dict[str, dict[tuple[str, str], str | None]] = defaultdict(dict)
@@ -63,7 +63,7 @@ def relations_of(found: Any, atoms: Sequence[tuple[Any, ...]]) -> dict[str, dict
 
 
 def world_atoms() -> list[tuple[tuple[Any, ...], Expected]]:
-    """The atoms of worlds with two responses each that have context atoms, and what brute force says of them."""
+    """Return the atoms of worlds with two responses and some context atoms, and the relations from brute force."""
     found = []
     for world in worlds(WORLDS, JUDGE):
         for sample in world.samples(2):

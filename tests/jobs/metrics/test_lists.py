@@ -1,4 +1,4 @@
-"""Claims held against chunks, and answers against answers, in lists: what is concluded is what pairs conclude."""
+"""Test lists of claims with chunks and of responses with responses. The results are the same as with single pairs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def entailing(premise: str, hypothesis: str) -> str:
 
 
 def listed(judge: Judge, one: str, others: Sequence[str]) -> Row | str:
-    """The relations of a list, some left out; some lists fail for good. What is alone is judged."""
+    """Return the relations of a list with some missing items. Some lists always fail, but single items do not."""
     dice = Random(roll(one, *others))
     if len(others) > 1 and dice.random() < 0.1:
         return "truncated"
@@ -48,7 +48,7 @@ def listed(judge: Judge, one: str, others: Sequence[str]) -> Row | str:
 
 
 def hits(query: str) -> list[Row]:
-    """Five of eight chunks; two documents have one text."""
+    """Return five of eight chunks. Two of the documents have the same text."""
     dice = Random(roll(query))
     named = {name: "One text." if name in "ab" else f"The text of {name}." for name in "abcdefgh"}
     chosen = dice.sample(sorted(named), 5)
@@ -89,13 +89,13 @@ def test_claims_in_lists_have_the_verdicts_of_pairs(spark: SparkSession, size: i
 
 
 def verify(claim: str, evidence: Sequence[str]) -> str:
-    """What the chunks say together, where each speaks for itself."""
+    """Return the verdict of several chunks, each judged without the other chunks."""
     said = {entailing(text, claim) for text in evidence}
     return "supported" if "entailment" in said else "contradicted" if "contradiction" in said else "not_supported"
 
 
 def verified(spark: SparkSession, claims: DataFrame, **options: Any) -> tuple[ScriptedTools, list[dict[str, Any]]]:
-    """The verdicts on claims of samples that share their evidence by threes."""
+    """Return the verdicts on the claims of samples. Three samples share their evidence."""
     script = {
         VERIFY: lambda one: {"relation": verify(one["claim"], one["evidence"])},
         CLASSIFY_LISTS: lambda one: listed(entailing, one["premise"], one["hypotheses"]),
@@ -135,13 +135,13 @@ def test_lists_of_a_classifier_are_refused() -> None:
 
 
 def comparing(first: str, second: str) -> str:
-    """As judges of both orders agree."""
+    """Return the same relation for both orders of two texts."""
     relation = COMPARISONS[roll(*sorted((first, second))) % 5]
     return relation if first < second else SWAPPED.get(relation, relation)
 
 
 def atoms_of(spark: SparkSession, samples: Mapping[str, Sequence[tuple[str, str, bool]]]) -> DataFrame:
-    """Rows of `SAMPLE_NODES`: question, text and whether a context has it, of each answer."""
+    """Return the rows of `SAMPLE_NODES`: the question, the text and the flag `context` of each answer."""
     rows = []
     for name, answers in samples.items():
         ordered = sorted(answers, key=lambda one: not one[2])
@@ -178,7 +178,7 @@ def test_answers_in_lists_have_the_relations_of_pairs_and_contexts_are_asked_onc
     lists, found = compare(spark, atoms, QaSettings(quantity_tool="none", judgement="lists", list_size=4))
     assert found == expected
     assert len(found) == 4 * (7 * 6 // 2 + 3 * 7)
-    # Against answers of contexts alone, so that what contexts are asked of each other is asked once for all samples
+    # The other side has only answers of contexts, so the requests between contexts are shared by all samples
     others = [one["others"] for one in lists.asked[COMPARE_LISTS]]
     assert all(len(texts) <= 4 and all(text.startswith("c") for text in texts) for texts in others)
 

@@ -1,4 +1,4 @@
-"""The metric longrecall on Spark, with answers from a script: the paper's example, and worlds beside brute force."""
+"""Test the metric longrecall on Spark with scripted completions: the example of the paper and symbolic worlds."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ EXAMPLE = {
         {"id": "unwanted", "text": "Liv Ullmann", "weight": -1},
     ],
 }
-# What a reader of the answer would say: a nickname and a transliteration are the same person, a namesake is not, and
-# who stands in the background alone is no director that the answer names
+# The judgements of a human reader. A nickname and a transliteration refer to the same person, but a namesake does not.
+# The person in the background of another entry is not a director in the response.
 ENTAILED = {(FELLINI, MAESTRO), (BOLESLAWSKI, BOLESLAVSKY)}
 
 
@@ -60,7 +60,7 @@ def settings_for(**longrecall: Any) -> Settings:
 def score_rows(
     spark: SparkSession, judge: Judge, samples: list[Row], settings: Settings
 ) -> tuple[dict[str, list[Row]], ScriptedTools]:
-    """The rows of each table of the metric, and the tools that it asked."""
+    """Return the rows of each table of the metric and the tools with the requests."""
     tools = ScriptedTools(
         spark, {stage: partial(judge, stage) for stage in (*LONGRECALL.stages(settings), "embed_text")}
     )
@@ -83,19 +83,19 @@ def test_the_papers_example(spark: SparkSession) -> None:
     tables, _ = score_rows(spark, judge_example, [EXAMPLE], settings_for(cosine=0.9, jaccard=0.5))
     found = {row["reference_id"]: row for row in tables["statements"]}
     assert {name: (row["covered"], row["found_by"]) for name, row in found.items()} == {
-        "f": (True, "semantic"),  # a nickname: no word is like another
-        "b": (True, "lexical"),  # a transliteration: most letters are the same
-        "m": (False, None),  # a namesake, found by words and rejected
+        "f": (True, "semantic"),  # a nickname with no similar word
+        "b": (True, "lexical"),  # a transliteration with mostly the same letters
+        "m": (False, None),  # a namesake that the lexical step finds and the judge rejects
         "i": (False, None),  # a name in the background of another entry
     }
     assert found["f"]["claims"] == ["directors:longrecall:1"]
-    # The name alone decides: it misses both spellings, and takes the namesake and the background for the person
+    # With only the names, both spellings are missed, and the namesake and the person in the background are covered
     assert {name: row["arecall"] for name, row in found.items()} == {"f": False, "b": False, "m": True, "i": True}
     shown = {(row["statement_id"][-1], row["claim_id"][-1], row["step"]): row["chosen"] for row in tables["candidates"]}
     assert shown["2", "2", "lexical"] is True
     assert shown["3", "3", "lexical"] is False
     assert shown["1", "1", "semantic"] is True
-    # What was rejected once is never shown again
+    # A rejected pair is never a candidate again
     assert len({(reference, claim) for reference, claim, _ in shown}) == len(shown)
     (score,) = tables["scores"]
     assert (score["score"], score["covered"], score["uncovered"], score["status"]) == (0.5, 2, 2, "ok")
@@ -105,7 +105,7 @@ def test_the_papers_example(spark: SparkSession) -> None:
 
 
 def judge_worlds(lost: Callable[[str, Variables], bool], stage: str, variables: Variables) -> Mapping[str, Any] | str:
-    """The world's truth as the stages' outputs, or the type of an error."""
+    """Return the truth of the world as the output of a stage, or the type of an error."""
     if lost(stage, variables):
         return "server_error"
     if stage == "extract_claims":
@@ -127,7 +127,7 @@ def nothing_lost(stage: str, variables: Variables) -> bool:
 
 
 def some_lost(share: int, stage: str, variables: Variables) -> bool:
-    """About one in `share` requests of each stage, by what is asked."""
+    """Return True for about one in `share` requests of each stage. The result depends only on the request."""
     return roll("lost", stage, json.dumps(variables, sort_keys=True)) % share == 0
 
 
@@ -140,7 +140,7 @@ def score_worlds(
 
 
 def assert_worlds(spark: SparkSession, count: int, options: Options) -> list[str]:
-    """Every table, and the requests, are those of brute force. The statuses of all samples."""
+    """Check that all tables and requests equal the results of brute force, and return the statuses of the samples."""
     samples = [sample for world in longrecall_worlds(count) for sample in world.samples(2)]
     tables, tools = score_worlds(spark, samples, options)
     expected = {sample["sample_id"]: expect(sample, options) for sample in samples}

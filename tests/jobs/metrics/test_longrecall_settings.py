@@ -1,4 +1,4 @@
-"""What longrecall asks and needs under its settings."""
+"""Test the required settings of longrecall and the stages that it runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_references_are_needed_and_contexts_are_not() -> None:
         ({}, None, 0.5),
         ({}, 0.7, 0.7),
         ({"model": "a/folder"}, None, 0.6),
-        # A service may have a model of this name, which is another one
+        # A service can have a different model of the same name
         ({"base_url": "http://localhost/v1"}, None, 0.6),
     ],
 )

@@ -1,4 +1,4 @@
-"""A mask of another package: no request has the masked texts, and its version belongs to the keys of requests."""
+"""Test a mask of another package: no request contains a masked text, and the request keys include the mask version."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RULES = [
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    """A folder with the toy metric and a mask, as pip installs them."""
+    """Create a folder with the toy metric and a mask in the same layout as pip."""
     folder = tmp_path / "site-packages"
     described = folder / "toy-1.0.dist-info"
     described.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Names of metrics: suggestions for the names of other tools and for misspelled ones."""
+"""Test the names of metrics: the suggestions for misspelled names and for the names of other tools."""
 
 from __future__ import annotations
 

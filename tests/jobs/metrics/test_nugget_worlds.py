@@ -1,4 +1,4 @@
-"""The metric nuggets over hundreds of worlds: what is asked, and what every table says, beside brute force."""
+"""Compare the metric nuggets with brute force in hundreds of worlds: the requests and all of the tables."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_all_tables_are_those_of_brute_force_whatever_is_lost(spark: SparkSessio
 
 
 def _frame(spark: SparkSession, samples: list[Row]) -> Any:
-    """The samples as they are after they were read."""
+    """Return the samples in the same form as after reading them."""
     texts = [T.StructField(name, T.StringType()) for name in ("sample_id", "query", "response", "system", "query_id")]
     given = {"contexts": CONTEXTS, "references": OPTIONAL_TYPES["references"]}
     schema = T.StructType([*texts, *(T.StructField(name, kind) for name, kind in given.items())])

@@ -1,4 +1,4 @@
-"""What nuggets asks and needs, and what becomes of samples by what is given, lost or missing, answer by answer."""
+"""Test the requests and settings of nuggets, and the effect of each lost or missing completion on the samples."""
 
 from __future__ import annotations
 
@@ -39,13 +39,16 @@ def created(row: Row) -> Row:
 
 
 def rated(row: Row) -> Row:
-    """Of careless queries the first label of a list alone is clear."""
+    """Return a label for each nugget. If the query is careless, only the first label of the list is valid."""
     labels = ["vital" if "sails" in nugget or "swims" in nugget else "okay" for nugget in row["nuggets"]]
     return {"labels": [labels[0], *[None] * (len(labels) - 1)] if "careless" in row["query"] else labels}
 
 
 def assigned(row: Row) -> Row:
-    """A sentence more than a nugget says a part of it. Partial support has a reason."""
+    """Return the label of each nugget.
+
+    The response must contain the nugget, and a longer sentence is partial support.
+    """
     said, nuggets = row["response"], row["nuggets"]
     labels = [
         "support" if one in said else "partial_support" if one.removesuffix(".") in said else "not_support"
@@ -63,7 +66,10 @@ SCRIPT: Mapping[str, Callable[[Row], Row | str]] = {
 
 
 def sample(name: str, query: str = "q", **more: Any) -> Row:
-    """Three contexts that say four things of somebody, and a response that says one of them, and a part of another."""
+    """Return a sample with four facts about a person in three contexts.
+
+    The response has one fact and a part of another.
+    """
     said = (f"{name} sails. {name} reads.", f"{name} knits.", f"{name} swims.")
     contexts = [{"id": str(number), "text": text} for number, text in enumerate(said, start=1)]
     response = f"{name} sails. {name} swims a bit."
@@ -75,7 +81,7 @@ def named(stage: str, fate: str) -> str:
 
 
 def broken(stage: str) -> Callable[[Row], Row | str]:
-    """A stage that answers for all but what some samples have of knitting."""
+    """Return a stage that fails for the requests of some samples about knitting."""
     fates = {f"{named(stage, fate)} knits": fate for fate in FATES}
 
     def answer(row: Row) -> Row | str:
@@ -87,7 +93,7 @@ def broken(stage: str) -> Callable[[Row], Row | str]:
 
 @dataclass(frozen=True)
 class Run:
-    """The tables, and the tools with what was asked."""
+    """The tables of the metric and the tools with the requests."""
 
     tables: Mapping[str, list[dict[str, Any]]]
     tools: ScriptedTools
@@ -96,7 +102,7 @@ class Run:
         return [row for row in self.tables[table] if row["sample_id"] == name]
 
     def outcome(self, name: str) -> tuple[Any, ...]:
-        """Status, (covered, uncovered, unjudged), score and its bounds."""
+        """Return the status, the counts of covered, uncovered and unjudged nuggets, and the score with its bounds."""
         (row,) = self.rows("scores", name)
         counts = row["covered"], row["uncovered"], row["unjudged"]
         return row["status"], counts, row["score"], (row["score_low"], row["score_high"])
@@ -109,7 +115,7 @@ class Run:
         return {row["measure"]: row["value"] for row in self.rows("measures", name)}
 
     def asked(self, name: str) -> Counter[str]:
-        """Requests by stage in which somebody is named."""
+        """Return the number of requests by stage that contain the name."""
         return Counter(stage for stage, rows in self.tools.asked.items() for row in rows if f"{name} " in str(row))
 
 
@@ -131,7 +137,7 @@ GIVEN = [
 
 @pytest.fixture(scope="module")
 def run(spark: SparkSession) -> Run:
-    """In contexts, one a window: samples by name, one for each stage and fate beside others."""
+    """Score samples with one context per window: one sample for each stage and type of error, and some others."""
     lost = [sample(named(stage, fate), f"q {named(stage, fate)}") for stage in SCRIPT for fate in FATES]
     others = [
         sample("Ada", "q Ada"),
@@ -189,7 +195,7 @@ def test_what_is_lost_fails_a_sample_or_leaves_it_partial(run: Run, stage: str) 
         assert run.outcome(name) == ("partial", (1, 2, 1), 0.75, (0.75, 0.75))
         bounds = {row["measure"]: (row["value_low"], row["value_high"]) for row in run.rows("measures", name)}
         assert (run.measures(name)["all"], bounds["all"]) == (0.5, (0.375, 0.625))
-        # A list, and each of its nuggets alone
+        # The stage sends a list and then each of its nuggets
         assert run.asked(name)[stage] == 5
     else:
         assert run.outcome(name) == ("failed", (None, None, None), None, (0.0, 1.0))
@@ -206,7 +212,8 @@ def test_what_was_never_asked_waits_for_the_next_start(run: Run, stage: str) -> 
 
 @pytest.mark.gate
 def test_what_has_no_clear_label_is_asked_again_in_a_list_then_alone(run: Run) -> None:
-    # Of four nuggets the first list labels one, the second one of the other three, and two are asked alone
+    # The first list labels one of the four nuggets, and the second list labels another. The last two are single
+    # requests
     assert run.asked("Cora") == {"summarise_context": 3, "create_nuggets": 3, "rate_nuggets": 4, "assign_nuggets": 1}
     sizes = [len(row["nuggets"]) for row in run.tools.asked["rate_nuggets"] if row["query"] == "careless"]
     assert sizes == [4, 3, 1, 1]

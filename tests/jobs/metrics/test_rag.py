@@ -1,4 +1,4 @@
-"""The metric rag over hundreds of worlds: what is asked, and what every table says, beside brute force."""
+"""Compare the metric rag with brute force in hundreds of worlds: the requests and all of the tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from untold.udfs.stages.arrow import UNASKED
 
 WORLDS, JOINT = 220, 3
 EXPORTS = Path(__file__).parents[1] / "inputs" / "exports"
-# Of relations, one that a list leaves open is had alone, and one is never had
+# For some relations, only a request for the single pair succeeds. For a few relations, all of the requests fail
 OPEN, LOST = 12, 36
 
 
@@ -61,7 +61,7 @@ Tables = Mapping[str, list[dict[str, Any]]]
 
 
 def scored(spark: SparkSession, samples: Sequence[Row]) -> tuple[Tables, ScriptedTools]:
-    """The tables of samples, as they are after they were read, and the tools that were asked."""
+    """Return the tables of the samples and the tools with the requests."""
     tools = ScriptedTools(spark, SCRIPT)
     texts = [T.StructField(name, T.StringType()) for name in ("sample_id", "query", "response", "system")]
     given = {"contexts": CONTEXTS, **{name: OPTIONAL_TYPES[name] for name in ("ground_truth", "claim_checks")}}
@@ -163,7 +163,7 @@ def test_claims_statements_and_contexts_say_what_relates_to_what(
 
 
 def assert_flags(contexts: Sequence[Row], one: Checked) -> None:
-    """What a context is worth, where nothing is missing."""
+    """Check the flags of each context if all of the claims are judged."""
     if one.unjudged:
         return
     seen: set[int] = set()
@@ -215,7 +215,7 @@ CHECKS = {
     "retrieved2answer": [["Neutral", "Entailment"]],
     "retrieved2response": [["Neutral", "Entailment"], ["Contradiction", "Neutral"]],
 }
-# By the field of its checks that a sample lacks, the texts that its claims are checked against
+# The expected texts of the checks of a sample, by the missing field of its own checks
 ASKED = {
     "nothing": [],
     "answer2response": ["truth"],
@@ -227,7 +227,7 @@ ASKED = {
 
 @pytest.fixture(scope="module")
 def brought(spark: SparkSession) -> tuple[Tables, ScriptedTools]:
-    """Samples that bring checks, all or all but one, and two whose claims are lost or not asked for."""
+    """Score samples with all or most of their checks, and two samples with a failed or unsent request."""
     samples = [
         {
             "sample_id": name,
@@ -275,7 +275,7 @@ def test_claims_and_relations_that_are_given_are_not_asked(brought: tuple[Tables
 
 @pytest.mark.gate
 def test_measures_of_ragcheckers_own_example_are_its_own_to_the_last_digit(spark: SparkSession) -> None:
-    """The outputs that its repository has: claims, relations and measures. Nothing is asked."""
+    """Compare the measures with the outputs in the repository of RAGChecker. No requests are sent."""
     file = EXPORTS / "ragchecker.json"
     own = json.loads(file.read_text(encoding="utf-8"))
     tables, tools = scored(spark, [one.values for one in read_results(Unit(0, str(file), ""))])

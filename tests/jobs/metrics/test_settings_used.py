@@ -1,4 +1,4 @@
-"""What each metric says that its results depend on is what its code reads."""
+"""Test that each metric declares all of the settings that its code reads."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from untold.jobs.metrics import METRICS
 from untold.jobs.settings.model import NO_RESULT, Settings
 
 ROOT = Path(__file__).parents[3]
-# What a metric's tools read for it (`untold.jobs.score`)
+# The settings that the tools of a metric read (`untold.jobs.score`)
 TOOLS = {"contexts": "summarise_contexts", "condense": "graph", "retrieve": "knowledge"}
 
 
 def settings_read(module: str, name: str | None, seen: set[tuple[str, str | None]]) -> Iterator[str]:
-    """The settings that a function, or all of a module, reads by itself and by what it calls of metrics and lookups."""
+    """Yield the settings that a function or module reads, including its calls of other metrics and lookups."""
     if (module, name) in seen:
         return
     seen.add((module, name))

@@ -1,4 +1,4 @@
-"""Which sentence of a context states a statement, and how that is told."""
+"""Test the source sentence of a statement in its context, and the search for it."""
 
 from __future__ import annotations
 

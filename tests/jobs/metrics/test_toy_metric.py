@@ -1,4 +1,4 @@
-"""A metric from outside the package, added by what CONTRIBUTING says, through the whole job."""
+"""Test a whole run with a metric of another package, added by the steps in CONTRIBUTING."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RULES = [
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder of packages with the toy in it, as pip leaves one."""
+    """Create a folder of packages that contains the toy metric, in the same layout as pip."""
     folder = tmp_path / "site-packages"
     described = folder / "toy-1.0.dist-info"
     described.mkdir(parents=True)
@@ -57,7 +57,7 @@ def untold(packages: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @dataclass(frozen=True)
 class Toy:
-    """Where the toy is installed, and the options of a command over its samples."""
+    """The folder of the installed toy metric, and the options of a command over its samples."""
 
     packages: Path
     output: Path

@@ -1,4 +1,4 @@
-"""A report in headless Chromium: what a reader does with it, what harms it not, and who can read it."""
+"""Test a report in headless Chromium: the actions of a reader, malicious texts, and accessibility."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHROMIUM, CHROMEDRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and CHROMEDRIVER), reason="no chromium and chromedriver: apt-get install chromium chromium-driver"
 )
-# Without the network that a browser uses for itself
+# Disable the network connections of the browser itself
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
 FLAGS += "--disable-component-update --disable-sync --window-size=1280,900"
 AXE = "axe.run(document, {resultTypes: ['violations']}).then((found) => arguments[0](found.violations))"
@@ -78,13 +78,16 @@ TABLES: dict[str, list[dict[str, Any]]] = {
 
 
 class Reader:
-    """A reader with a browser, and the report in it."""
+    """A reader with a browser that shows the report."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
 
     def open(self, page: Path, width: int = WIDE, *, dark: bool = False, first: str = "") -> None:
-        """Opens a page from disk, wide or narrow, by day or night, after a script of its first."""
+        """Open a page from disk with the given width and color scheme.
+
+        The script `first` runs before the scripts of the page.
+        """
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         self.devtools("Emulation.setDeviceMetricsOverride", **size)
         self.emulate("", dark=dark)
@@ -116,7 +119,7 @@ class Reader:
         self.driver.switch_to.active_element.send_keys(*keys)
 
     def rows(self) -> list[str]:
-        """The samples of the table of answers with their metrics, in order."""
+        """Return the samples of the table of answers with their metrics, in order."""
         ids, metrics = (self.texts(f"#answers-table tbody td:nth-child({place})") for place in (8, 4))
         return [f"{name} {metric}" for name, metric in zip(ids, metrics, strict=True)]
 
@@ -161,7 +164,7 @@ def test_the_table_sorts_both_ways_and_says_so(opened: Reader) -> None:
     head = opened.find("#answers-table th:nth-child(2)")
     assert head.get_attribute("aria-sort") == "ascending"
     head.find_element(By.TAG_NAME, "button").click()
-    # What has no score stays last
+    # The sample without a score remains the last row
     assert opened.rows() == [*everything[-2::-1], "many e2e"]
     assert head.get_attribute("aria-sort") == "descending"
 
@@ -281,7 +284,7 @@ def test_nothing_is_asked_of_a_network_and_no_error_is_logged(opened: Reader) ->
     opened.open_answer("s1", "nli")
     assert opened.run("return performance.getEntriesByType('resource').length") == 0
     assert opened.errors() == []
-    # The page's own policy, as nothing of it tries
+    # The page never tries to fetch, so this checks the policy of the page
     opened.run("fetch('https://example.org').catch(() => 0)")
     assert any("Content Security Policy" in message for message in opened.errors())
 

@@ -1,4 +1,4 @@
-"""A report's page without a browser: its figures, its data, what it says of itself, and how large it gets."""
+"""Test the page of a report without a browser: the figures, the data, the texts and the size."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TABLES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-# Two systems that answer the same two queries
+# Two systems with responses to the same two queries
 PAIRED = {
     "samples": [sample(f"{system}{number}", f"Query {number}?", system=system) for system in "ab" for number in (0, 1)],
     "scores": [
@@ -102,7 +102,7 @@ def test_the_data_has_every_answer_worst_first_and_a_context_once(tmp_path: Path
     assert [one["id"] for one in data["samples"]] == ["s2", "s1", "s3"]
     assert len(data["contexts"]) == 1
     assert data["samples"][2]["metrics"]["e2e"]["failures"] == [["evaluate_coverage", "timeout", "60 s"]]
-    # What is said of one point by two answers has one number
+    # Statements of two responses about the same point have the same number
     first, second = (list(accumulate(one["metrics"]["e2e"]["statements"]["text"])) for one in data["samples"][:2])
     assert set(first) < set(second)
 
@@ -198,7 +198,7 @@ def test_ten_thousand_answers_stay_below_five_megabytes(tmp_path: Path) -> None:
     random_ = random.Random(0)
 
     def sentences(count: int) -> str:
-        # Hardly anything packs worse
+        # Random text has the worst compression ratio
         return " ".join(f"{random_.randbytes(30).hex()}." for _ in range(count))
 
     tables: dict[str, list[dict[str, Any]]] = {"samples": [], "scores": [], "statements": []}
@@ -274,7 +274,7 @@ def test_outputs_of_several_dates_have_a_trend(tmp_path: Path) -> None:
     section = page[page.index('<section id="trend"') :].partition("</section>")[0]
     assert "2026-11-18, a is lower by 0.500 (n = 12) under e2e" in section
     assert section.count('<th scope="row">2026-11-1') == 2
-    # Of one date, or of outputs that no date names, there is none
+    # A report of one date, or of outputs without dates, has no trend
     assert 'id="trend"' not in make_report(runs[:1])
     (tmp_path / "2026-11-17").rename(tmp_path / "first")
     assert 'id="trend"' not in make_report([open_run(tmp_path / "first"), runs[1]])

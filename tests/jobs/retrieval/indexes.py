@@ -30,11 +30,11 @@ SCHEMA = "document_id string, title string, url string, text string, content str
 
 
 def make_corpus(count: int, seed: int = 0) -> dict[str, str]:
-    """Documents of one to four chunks over few words: many texts are near each other, some are equal."""
+    """Return documents with one to four chunks and few distinct words. Many texts are similar, and some are equal."""
     draw = np.random.default_rng(seed)
     words = [f"{first}{second}" for first in ("bee", "sea", "ice", "Öl") for second in ("", "s", "way", "42")]
     texts = [" ".join(draw.choice(words, size=draw.integers(1, 36))) for _ in range(count)]
-    # Texts that several documents have
+    # Several documents have the same text
     return {f"doc-{number:03d}": texts[number if number % 5 else number % 10] for number in range(count)}
 
 
@@ -66,7 +66,7 @@ def ask(stage: str, rows: DataFrame, carry: tuple[str, ...]) -> DataFrame:
 
 @dataclass
 class Indexes:
-    """Makes, grows and searches an index in a folder."""
+    """Build, update and search an index in a folder."""
 
     spark: SparkSession
     folder: Path
@@ -81,7 +81,7 @@ class Indexes:
         return Workspace(self.spark, str(self.folder / f"steps-{self.steps}"))
 
     def make(self, documents: Mapping[str, str], **changed: Any) -> IndexBuild:
-        """Makes the index, or grows it; notes the texts that vectors were asked for."""
+        """Build the index or update it, and record the texts in the requests for vectors."""
         rows = [(name, None, f"http://{name}", text, text) for name, text in documents.items()]
         frame = self.spark.createDataFrame(rows, SCHEMA).repartition(self.parts)
         settings = self.settings.model_copy(update=changed)
@@ -97,7 +97,7 @@ class Indexes:
     def search(
         self, queries: Sequence[str], k: int = 5, retriever: str = "dense", *, nprobe: int = 256, exact: bool = False
     ) -> dict[str, list[tuple[str, float]]]:
-        """For each query its hits, in order."""
+        """Return the hits of each query in order."""
         assert self.catalog is not None
         searcher = Searcher(self.workspace(), str(self.folder), self.catalog, ask, k, retriever, nprobe, exact)
         frame = self.spark.createDataFrame([(query,) for query in queries], "text string")
@@ -114,7 +114,7 @@ class Indexes:
 
 
 def chunks_of(documents: Mapping[str, str]) -> dict[str, str]:
-    """The chunks of documents by their ids."""
+    """Return the chunks of the documents by id."""
     return {
         chunk_id(name, number): chunk
         for name, text in documents.items()
@@ -123,7 +123,7 @@ def chunks_of(documents: Mapping[str, str]) -> dict[str, str]:
 
 
 def nearest(documents: Mapping[str, str], query: str, k: int) -> list[tuple[str, float]]:
-    """The hits by vectors, by numpy: similarity descending, then the id."""
+    """Return the nearest chunks, computed with numpy. They are sorted by descending similarity and then by id."""
     chunks = chunks_of(documents)
     vectors = np.array([vector_of(text) for text in chunks.values()], np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -134,7 +134,7 @@ def nearest(documents: Mapping[str, str], query: str, k: int) -> list[tuple[str,
 
 
 def best_words(documents: Mapping[str, str], query: str) -> dict[str, float]:
-    """The scores above 0 by words, by bm25s over all chunks."""
+    """Return the positive scores of the chunks, computed with bm25s over all of the chunks."""
     chunks = chunks_of(documents)
     index = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
     index.index([tokenise(text) for text in chunks.values()], show_progress=False)

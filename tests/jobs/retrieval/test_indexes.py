@@ -1,4 +1,4 @@
-"""Indexes over Spark against numpy and bm25s, for any partitioning and history of the corpus."""
+"""Compare indexes on Spark with numpy and bm25s, for different partitions and histories of the corpus."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def indexes(spark: SparkSession, tmp_path: Path) -> Indexes:
 
 @pytest.fixture(scope="module")
 def whole(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Indexes:
-    """An index in one file."""
+    """Build an index in one file."""
     made = Indexes(spark, tmp_path_factory.mktemp("whole"))
     made.make(CORPUS)
     return made
@@ -100,7 +100,7 @@ def test_a_changed_corpus_embeds_only_new_texts(indexes: Indexes, spark: SparkSe
     assert (again.new, indexes.asked) == (0, [])
     assert again.catalog is not None
     assert again.catalog.digest == made.catalog.digest
-    # A search may go on with the index before
+    # A search can continue with the previous version of the index
     indexes.catalog = before
     assert names_of(indexes.search(QUERIES[:1])[QUERIES[0]]) == names_of(nearest(CORPUS, QUERIES[0], 5))
 

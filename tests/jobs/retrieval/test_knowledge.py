@@ -1,4 +1,4 @@
-"""What metrics look up: the same columns from an index, from the web and from a sample's own contexts."""
+"""Test the lookups of metrics. An index, the web and the contexts of a sample return the same columns."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def queries(spark: SparkSession) -> DataFrame:
 
 
 def by_query(found: DataFrame) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
-    """The rows by sample and query, in the order of their ranks; each carries what its query's row had."""
+    """Return the rows by sample and query, in the order of their ranks. Each row has the columns of its query."""
     assert found.columns == ["sample_id", "query", "size", *FOUND]
     rows: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in found.orderBy("rank").collect():
@@ -77,13 +77,13 @@ def test_contexts_are_the_samples_own_and_all_compared(
             hits = found[sample, query]
             expected = nearest(CONTEXTS[sample], query, 2)
             names = [hit["chunk_id"] for hit in hits]
-            # Fused, the same chunks may be in another order
+            # With fused ranks, the order of the chunks can differ
             assert names == names_of(expected) if retriever == "dense" else set(names) == set(names_of(expected))
             assert [hit["rank"] for hit in hits] == [1, 2][: len(expected)]
             assert all(hit["text"] in " ".join(CONTEXTS[sample][hit["document_id"]].split()) for hit in hits)
     (failed,) = found["s3", "bees"]
     assert (failed["stage"], failed["error_type"], failed["rank"]) == ("embed_text", "http_400", None)
-    # Each request that was lost is told of each query that needs it
+    # Each failed request is reported for all of its queries
     lost = {query: {hit["request_id"] for hit in found["s5", query]} for query in QUERIES["s5"]}
     assert [len(requests) for requests in lost.values()] == [2, 3]
     (nothing,) = found["s4", "bees"]

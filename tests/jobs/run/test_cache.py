@@ -1,4 +1,4 @@
-"""The archive of Spark's classes: who writes it, who reads it, and what is left alone."""
+"""Test the archive of Spark classes: the runs that write it and read it, and the files that are not touched."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ end_archive(whole=sys.argv[1] == "whole")
 
 @pytest.fixture(autouse=True)
 def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where an archive lies, in a cache of the test's own."""
+    """Return the path of an archive in a cache folder of the test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
     return archive_path()
 
@@ -56,24 +56,24 @@ def test_one_run_at_a_time_writes_the_archive(archive: Path) -> None:
     assert first["spark.driver.memory"] == "1g"
     assert with_archive(given, writes=True) == (given, None)
 
-    # It was killed, and its JVM has written what it had loaded
+    # The run was killed, and its JVM wrote only the classes that it had loaded
     new.write_bytes(b"\xf0\x0b" + bytes(4096))
     _end(lock)
     second, lock = with_archive(given, writes=True)
     assert second == first
-    # A whole run, whose JVM is still at it
+    # The run is complete, but the JVM is still writing
     assert lock is not None
     keep_archive(lock)
     assert with_archive(given, writes=True) == (given, None)
     lock.close()
 
 
-def test_what_a_whole_run_has_written_to_its_end_is_read(archive: Path) -> None:
+def test_a_complete_archive_of_a_complete_run_is_read(archive: Path) -> None:
     new = archive.with_suffix(NEW)
     _, lock = with_archive({}, writes=True)
     new.write_bytes(bytes(4096))
     _end(lock, whole=True)
-    # Cut off: its beginning is missing
+    # The archive is cut off: the beginning of the file is missing
     again, lock = with_archive({}, writes=True)
     assert WRITES in again[JVM_OPTIONS]
 
@@ -134,14 +134,14 @@ def test_the_next_jvm_maps_what_that_of_a_whole_run_wrote_and_a_broken_one_ends_
     while psutil.pid_exists(writing):
         assert monotonic() < end
         sleep(0.5)
-    # It would end where it cannot map the archive that it is given
+    # With this option, the JVM stops if it cannot map the archive
     rows, _, options = _run_job("whole", JAVA_TOOL_OPTIONS="-Xshare:on")
     assert rows == 7
     assert f"{READS}{archive}" in options
 
 
 def _end(lock: BinaryIO | None, *, whole: bool = False) -> None:
-    """What the end of a run and of its JVM does to the lock."""
+    """Change the lock like a run that ends, with or without a complete archive."""
     assert lock is not None
     if whole:
         keep_archive(lock)
@@ -149,7 +149,7 @@ def _end(lock: BinaryIO | None, *, whole: bool = False) -> None:
 
 
 def _run_job(how: str, **variables: str) -> list[Any]:
-    """What the job printed: how many rows it counted, the JVM's process, and its options."""
+    """Return the output of the job: the number of rows, the process of the JVM and the options."""
     job = [sys.executable, "-c", JOB, how]
     done = subprocess.run(job, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The packages and options by which Spark reaches object stores."""
+"""Test the packages and options of Spark for object stores."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_spark_takes_every_coordinate_apart(hadoop: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(connectors, "hadoop_version", lambda: hadoop)
     named = package_jars(Settings(storage=StorageSettings(packages=[*STORES])))
     assert len(named) > len(STORES)
-    # Spark's MavenUtils knows no classifier
+    # The MavenUtils of Spark do not support classifiers
     assert {coordinate.count(":") for coordinate in named} == {2}
 
 

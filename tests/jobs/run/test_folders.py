@@ -1,4 +1,4 @@
-"""Which folders a run may write into, and that it does not write over what it reads. Real files, real links."""
+"""Test the folders that a run can write into. A run never overwrites its inputs. The files and links are real."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from untold.jobs.tables import TABLES
 
 
 def make(folder: Path, *names: str) -> Path:
-    """The folder with empty files, and with folders where a name ends in a slash."""
+    """Create a folder with empty files. A name with a slash at the end is a folder."""
     folder.mkdir(exist_ok=True)
     for name in names:
         place = folder / name
@@ -32,7 +32,7 @@ def write_table(folder: Path, name: str, schema: pa.Schema | None = None) -> Non
 
 
 def is_refused(output: Path, *inputs: Path | str, store: Path | None = None) -> bool:
-    """Whether the output is refused, with one line that says what to do."""
+    """Return True if the output is refused with a message of one line that names the remedy."""
     try:
         check_folders([str(path) for path in inputs], str(output), None if store is None else str(store))
     except OutputError as error:

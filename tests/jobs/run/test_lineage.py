@@ -1,4 +1,4 @@
-"""What others follow of a run: OpenLineage events by HTTP, and spans of OpenTelemetry."""
+"""Test the records of a run for other systems: OpenLineage events over HTTP and spans of OpenTelemetry."""
 
 from __future__ import annotations
 

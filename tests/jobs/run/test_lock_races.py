@@ -1,4 +1,4 @@
-"""Eight processes at once for one lock and for one new object of a store."""
+"""Test that eight processes compete for one lock and for one new object of a store."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_of_eight_at_once_one_gets_the_lock_and_one_creates_the_object(kind: str
 
 
 def race(folder: str, given: Mapping[str, str]) -> None:
-    """Rounds of eight processes, of which each round has one winner of each prize."""
+    """Run rounds with eight processes. Each round has one winner for each prize."""
     words = [sys.executable, "-c", RACE]
     pipe = subprocess.PIPE
     racers = [

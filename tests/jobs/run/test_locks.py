@@ -67,7 +67,7 @@ for line in sys.stdin:
 def process(
     code: str, *arguments: str, within: Sequence[str] = (), pass_fds: Sequence[int] = ()
 ) -> Iterator[subprocess.Popen[str]]:
-    """A Python process that runs this code, ended with the block."""
+    """Start a Python process that runs this code. It ends with the block."""
     command = [*within, sys.executable, "-c", code, *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, pass_fds=pass_fds) as running:
@@ -90,14 +90,14 @@ def tell(running: subprocess.Popen[str], line: str) -> None:
 
 @contextmanager
 def holder_of(folder: Path, *, within: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds the folder's lock."""
+    """Start a process that holds the lock of the folder."""
     with process(HOLD, str(folder), "other", within=within) as running:
         assert line_of(running) == "held"
         yield running
 
 
 def write_lock(folder: Path, holder: Process = ELSEWHERE, *, run: str = "other", age: float = 0.0) -> Path:
-    """The lock file of another run, written by hand, as it is so many seconds after it was last written."""
+    """Write the lock file of another run with an age in seconds."""
     path = folder / "_lock"
     path.write_text(json.dumps(asdict(Holder(run, holder))), encoding="utf-8")
     os.utime(path, (time() - age,) * 2)
@@ -105,7 +105,7 @@ def write_lock(folder: Path, holder: Process = ELSEWHERE, *, run: str = "other",
 
 
 def dead_process() -> Process:
-    """One that ended on this machine."""
+    """Return a process of this machine that has ended."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as ending:
         return this_process(ending.pid)
 
@@ -116,9 +116,9 @@ def take(folder: Path, run: str = "mine", *, wait: bool = False, **options: Any)
 
 @pytest.fixture
 def container() -> Sequence[str]:
-    """What runs a command in a PID namespace of its own, as a container does."""
+    """Return the command that runs a process in its own PID namespace, like a container."""
     if shutil.which("unshare") is None or subprocess.run([*CONTAINER, "true"], check=False).returncode:
-        pytest.skip("no right to make a PID namespace on this machine")
+        pytest.skip("this machine does not permit a PID namespace")
     return CONTAINER
 
 
@@ -324,7 +324,10 @@ def test_a_damaged_lock_is_a_lock_for_five_minutes(tmp_path: Path, content: str,
 
 
 def race(folder: Path, names: tuple[str, ...], rounds: int, stale: Process | None) -> list[list[str]]:
-    """What became of each racer in each round; with `stale`, each round begins with a lock of that ended process."""
+    """Run the racers and return their results in each round.
+
+    With `stale`, each round starts with a lock of that dead process.
+    """
     folder.mkdir()
     for number in range(rounds):
         (folder / str(number)).mkdir()

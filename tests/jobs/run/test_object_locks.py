@@ -1,4 +1,4 @@
-"""Locks on folders of an object store, which is real HTTP to one that knows conditions."""
+"""Test locks on folders of an object store. The store is a real HTTP server with conditional writes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def take(run: str = "mine") -> Any:
 
 
 def said(store: ObjectStore) -> dict[str, Any]:
-    """What the lock says."""
+    """Return the content of the lock."""
     plain: dict[str, Any] = json.loads(store.objects[KEY])
     return plain
 
 
 def put_lock(store: ObjectStore, process: Process, age: float = 0.0) -> None:
-    """The lock of another run, as it is so many seconds after it was last written."""
+    """Write the lock of another run with an age in seconds."""
     store.put(KEY, json.dumps({**asdict(Holder("other", process)), "epoch": 7}).encode())
     store.entry(KEY).last_modified -= timedelta(seconds=age)
 
@@ -71,7 +71,7 @@ def test_a_run_whose_lock_another_took_over_loses_it_with_its_next_beat(
     with take() as lock:
         put_lock(object_store, ELSEWHERE)
         assert not lock.lost
-        # As if it had stood still
+        # The run behaves as after a suspension
         monkeypatch.setattr(locks, "HEARTBEAT_SECONDS", -1.0)
         with pytest.raises(LostLockError, match="another run took over"):
             lock.check()

@@ -1,4 +1,6 @@
-"""An output's tables are whole or not there: while metrics are added, on object stores, and after a failed start."""
+"""Test that the tables of an output are complete or missing: with added metrics, on object stores and after failed
+runs.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +133,7 @@ def test_on_an_object_store_tables_of_a_start_lie_apart_and_the_manifest_names_t
     assert run.manifest["tables"] == {name: f"{name}/{first.run}" for name in TABLES}
     with Output(place, TABLES) as output:
         write(output, *(("e2e", "qa") if added else ("e2e",)), added=added)
-        # Whoever opened the run reads on: nothing is written over, nothing removed
+        # The run that is already open reads the same files, because no file is overwritten or removed
         assert run.table("scores")["metric"].to_pylist() == ["e2e"]
         output.end(Ending(), counts={"failures": 0, "passing_failures": 0})
     again = open_run(place)
@@ -141,7 +143,7 @@ def test_on_an_object_store_tables_of_a_start_lie_apart_and_the_manifest_names_t
     assert Output(place, TABLES).seems_complete(retry_failed=False)
 
 
-def test_what_breaks_off_on_an_object_store_leaves_the_tables_of_before_or_none(object_store: ObjectStore) -> None:
+def test_a_failed_run_on_an_object_store_keeps_the_earlier_tables_or_none(object_store: ObjectStore) -> None:
     place = f"s3://{BUCKET}/out"
     finish(place, "e2e")
     with pytest.raises(ZeroDivisionError):
@@ -152,7 +154,7 @@ def test_what_breaks_off_on_an_object_store_leaves_the_tables_of_before_or_none(
         break_off(place, "e2e")
     run = open_run(place)
     assert (run.status, run.tables, list(run.manifest["tables"])) == ("failed", ("samples",), ["samples"])
-    # A table beside a run, of which no manifest tells
+    # A table in the folder of a run that is not in the manifest
     with Output(place, ("beta_sweep",)) as beside:
         beside.write_rows("beta_sweep", [{"metric": "e2e"}], SCHEMA)
     assert open_run(place).table("beta_sweep").num_rows == 1
@@ -208,7 +210,7 @@ def test_steps_of_an_output_in_an_object_store_stay_on_this_machine(spark: Spark
     here = Output(remote, ()).workspace(spark).folder
     assert Path(here).is_relative_to(tempfile.gettempdir())
     assert here == Output(remote, ()).workspace(spark).folder != Output(f"{remote}2", ()).workspace(spark).folder
-    # Actors on other machines read what Spark writes for them
+    # Actors on other machines read the files that Spark writes for them
     assert Output(remote, (), alone=False).workspace(spark).folder == f"{remote}/_work"
     assert Output(remote, (), work=str(tmp_path)).workspace(spark).folder.startswith(f"{tmp_path}/untold-")
     assert Output(str(tmp_path / "out"), ()).workspace(spark).folder == f"{tmp_path}/out/_work"

@@ -32,7 +32,7 @@ def line_of(event: dict[str, Any], seconds: float, course: RunProgress | None = 
 
 
 def described(event: dict[str, Any], seconds: float, course: RunProgress) -> dict[str, str]:
-    """The parts of the line where everything that is done was done evenly."""
+    """Return the parts of the line for a run with a constant rate."""
     pace, done = Pace(0.0), event["usage"]["done"]
     for share in (0.0, 0.5, 1.0):
         pace.see(seconds * share, int(done * share), 1)
@@ -145,7 +145,7 @@ def test_a_disk_that_cannot_be_written_is_said_once() -> None:
 
 
 def course(total: int, *stages: str, metric: str = "e2e") -> RunProgress:
-    """A run of so many stages that has begun these."""
+    """Return a run with this number of stages after the start of the given stages."""
     found = RunProgress(total)
     found.enter(metric)
     for stage in stages:
@@ -168,22 +168,22 @@ def test_the_time_left_is_that_of_the_stage_while_others_are_to_come() -> None:
 
 
 def by_concurrency(total: int, at_once: int, latency: float) -> list[tuple[float, int]]:
-    """When how much is done where so many requests are in flight: bursts, one a latency."""
+    """Return the times and counts of a run with this number of requests in flight. They complete in bursts."""
     return [(latency * burst, min(total, at_once * burst)) for burst in range(1, -(-total // at_once) + 1)]
 
 
 def by_rate(total: int, a_second: float, latency: float) -> list[tuple[float, int]]:
-    """When how much is done where requests are sent one by one."""
+    """Return the times and counts of a run that sends one request at a time."""
     return [(latency + number / a_second, number) for number in range(1, total + 1)]
 
 
 def slower_from(given: list[tuple[float, int]], share: float, times: float) -> list[tuple[float, int]]:
-    """The same where everything after a share of the time takes so many times as long."""
+    """Return the same course with a longer duration for each request after a share of the time."""
     turn = given[-1][0] * share
     return [(at if at <= turn else turn + (at - turn) * times, done) for at, done in given]
 
 
-# With how many are in flight
+# The number of requests in flight, and the course
 COURSES = {
     "few at once": (10, by_concurrency(100, 10, 3.0)),
     "many at once": (64, by_concurrency(4000, 64, 2.0)),
@@ -198,14 +198,14 @@ COURSES = {
 @pytest.mark.parametrize("startup", [0.0, 60.0])
 @pytest.mark.parametrize("name", COURSES)
 def test_the_time_left_is_right_within_half_as_much_after_a_tenth(name: str, startup: float) -> None:
-    """On a simulated clock, seen twice a second; the start of actors is no part of the pace."""
+    """Check the time left twice per second on a simulated clock. The rate does not include the start of the actors."""
     (in_flight, course), pace, now, seen = COURSES[name], Pace(0.0), 0.0, 0
     total, end = course[-1][1], startup + course[-1][0]
     while now < end:
         done = max((done for at, done in course if startup + at <= now), default=0)
         pace.see(now, done, in_flight if now >= startup else 0)
         left = pace.left(total)
-        # A second more or less is none of the pace's, but of how often it is looked at
+        # Differences below one second are caused by the time between two checks
         if done >= total / 10 and done > course[0][1]:
             assert left is not None
             assert (end - now) / 1.5 - 1 <= left <= (end - now) * 1.5 + 1, (done, now, end)
@@ -275,7 +275,7 @@ def test_a_narrow_terminal_has_what_matters_most(width: int, line: str) -> None:
 
 
 class Screen:
-    """A terminal that can be made narrower; `text` is what was written to it since the last look."""
+    """A terminal that can change its width. `text` is the text written since the last read."""
 
     def __init__(self, columns: int) -> None:
         self._master, self._slave = pty.openpty()

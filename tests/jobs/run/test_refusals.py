@@ -1,4 +1,4 @@
-"""What disks, locales and workers refuse is one line with the path, out of whatever Spark made of it."""
+"""Test the error messages for disks, locales and workers: one line with the path, for every error of Spark."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_a_temporary_folder_that_is_too_long_for_sockets_is_named(monkeypatch: p
 
 
 def limited(files: int, hard: int) -> subprocess.CompletedProcess[str]:
-    """Check the limit of open files in a process that has these limits and may not raise the hard one."""
+    """Check the limit of open files in a process with these limits that cannot raise the hard limit."""
     code = f"""
 import os, resource
 from untold.jobs.run.error_messages import check_open_files

@@ -17,7 +17,7 @@ from untold.jobs.settings.sections import NotifySettings
 
 
 class Hook:
-    """An address that keeps what it is sent: bodies and headers."""
+    """A server that keeps the bodies and headers of all requests."""
 
     def __init__(self, status: int = 200) -> None:
         self.bodies: list[bytes] = []

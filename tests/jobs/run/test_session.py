@@ -1,4 +1,4 @@
-"""What the Spark session is told: by our defaults, by the size of what is read, and by the user, who wins."""
+"""Test the options of the Spark session: the defaults, the options for the input size, and the options of the user."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_little_to_read_on_one_machine_starts_quickly() -> None:
     assert 1 <= int(options[PARTITIONS]) <= 4
 
 
-def test_much_to_read_keeps_what_spark_chooses() -> None:
+def test_a_large_input_keeps_the_defaults_of_spark() -> None:
     for master in ("local[*]", "spark://host:7077", None):
         options = session_options(Settings(spark=SparkSettings(master=master)), small=False)
-        # What is broadcast has a bound for either size
+        # The size of a broadcast is limited for all inputs
         assert {*SMALL, PARTITIONS}.intersection(options) == {"spark.sql.autoBroadcastJoinThreshold"}
         assert not SMALL.items() & options.items()
 
@@ -72,14 +72,14 @@ def test_little_to_read_on_a_cluster_starts_as_quickly() -> None:
     assert options[PARTITIONS] == "4"
 
 
-def test_workers_of_this_machine_find_loaded_what_most_tasks_import(spark: SparkSession) -> None:
+def test_workers_of_this_machine_preload_the_modules_of_most_tasks(spark: SparkSession) -> None:
     def loaded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         names = sorted({"pandas", "untold.udfs.stages.arrow", "openai"}.intersection(sys.modules))
         for _ in batches:
             yield pa.record_batch([pa.array([names])], ["names"])
 
     (row,) = spark.range(1).mapInArrow(loaded, "names array<string>").collect()
-    # What makes calls is no task's
+    # A task does not need the modules that make calls
     assert row["names"] == ["pandas", "untold.udfs.stages.arrow"]
     elsewhere = session_options(Settings(spark=SparkSettings(master="spark://host:7077")), small=False)
     assert "spark.python.daemon.module" not in elsewhere
@@ -123,7 +123,7 @@ def test_bytes_are_of_all_files_as_they_are_read(tmp_path: Path) -> None:
     assert count_bytes(str(tmp_path), str(tmp_path / "absent")) == 100 + COMPRESSED * len(packed)
 
 
-def test_packages_that_cannot_be_loaded_are_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_that_cannot_be_loaded_are_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("Java gateway process exited before sending its port number")
 

@@ -65,7 +65,7 @@ def test_two_columns_show_no_two_names_alike() -> None:
         for name, text in zip(pair, line.split(), strict=False):
             shown.setdefault(text, set()).add(name)
     assert {len(found) for found in shown.values()} == {1}
-    # Those that are left of them are told from all
+    # With `among`, the other pairs also get names that are distinct from all of the names
     (line,) = table(["first", "second", "n"], [[names[1], names[2], "9"]], Page(60), names=2, among=names)[1:]
     assert set(line.split()[:2]) <= shown.keys()
 
@@ -96,7 +96,7 @@ def test_one_is_singular() -> None:
 
 
 class _Terminal:
-    """A terminal of so many columns; `stream` writes to it."""
+    """A terminal with this number of columns. The test writes to `stream`."""
 
     def __init__(self, columns: int) -> None:
         self.master, self.slave = pty.openpty()

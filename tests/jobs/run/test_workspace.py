@@ -1,4 +1,4 @@
-"""Rows are counted where they are written and where they are read back; what differs is an error."""
+"""Test that rows are counted when they are written and when they are read. A difference is an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from untold.jobs.run.output import Output
 
 @pytest.fixture
 def other_disk(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
-    """Where Spark writes and reads what it takes for this disk: Hadoop's file system has another one mounted there."""
+    """Return a folder that Spark uses in place of the local disk. The file system of Hadoop is mounted there."""
     (disk := tmp_path / "other").mkdir()
     conf = spark._jsc.hadoopConfiguration()
     before = conf.get("fs.defaultFS")
@@ -50,7 +50,7 @@ def test_a_step_that_is_written_to_another_disk_is_an_error(spark: SparkSession,
 def test_a_step_is_computed_once_and_counted_on_the_way(spark: SparkSession, tmp_path: Path, in_memory: bool) -> None:
     steps = Workspace(spark, str(tmp_path / "work"), in_memory).within("graphs")
     counted = Counted({"odd": F.count_if(F.col("id") % 2 == 1)})
-    # A number is drawn anew each time that it is computed
+    # The random number is new each time that it is computed
     kept = steps.keep(spark.range(0, 7, 1, 3).withColumn("drawn", F.rand()), "atoms", counted)
     first, second = ([row.drawn for row in kept.orderBy("id").collect()] for _ in range(2))
     assert first == second

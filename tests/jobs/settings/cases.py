@@ -1,4 +1,4 @@
-"""How the tests of settings load them, and what they look at."""
+"""Functions that load and compare settings for the tests."""
 
 from __future__ import annotations
 

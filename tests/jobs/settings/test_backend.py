@@ -1,4 +1,4 @@
-"""The backend of a run and of its stages: which stages are asked in batches, at what price, and what takes none."""
+"""Test the backend of a run and of each stage: the stages that use batches, the prices, and the unsupported stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the settings are once they are loaded: decoding of each stage, what decides a result, what JSON keeps."""
+"""Test the loaded settings: the decoding of each stage, the settings that change a result, and the values in JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Settings that a metric of another package brings: set, refused, listed and part of a run's identity as our own."""
+"""Test the settings of a metric in another package.
+
+They are set, checked, listed and hashed like the built-in settings.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class OtherSettings(Section):
 
 @pytest.fixture
 def bring(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bring]:
-    """Makes metrics bring sections, each given as (metric, section, class)."""
+    """Add sections to metrics. Each section is a tuple of the metric, the section name and the class."""
     cached = (model.settings_model, layers.known_settings, layers.known_sections)
 
     def bring(*sections: tuple[str, str, type[Section]]) -> None:

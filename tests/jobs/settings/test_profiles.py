@@ -1,4 +1,4 @@
-"""Profiles: what they set beneath the user's settings, and what a run says that is not as they have it."""
+"""Test profiles: the values below the settings of the user, and the note about settings with other values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How settings are read: defaults, layers, files, variables and `--set`, and what each error says."""
+"""Test the reading of settings: defaults, layers, files, variables and `--set`, and the text of each error."""
 
 from __future__ import annotations
 

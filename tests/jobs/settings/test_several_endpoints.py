@@ -1,4 +1,4 @@
-"""Settings of several endpoints: what each has of its own, what it has of `llm.*`, what is refused and never shown."""
+"""Test the settings of several endpoints: their own values, the values from `llm.*`, and the errors and secrets."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def sample_rows() -> list[Row]:
         }
         for number in range(COUNT)
     ]
-    # Never drawn: no label, a label of another kind, no result under one metric
+    # These rows are never in a sheet: no label, a label of another type, or no result for one metric
     others = [{**rows[0], "sample_id": name, "label": label} for name, label in (("u", None), ("o", "A"))]
     return [*rows, *others, {**rows[0], "sample_id": "f"}]
 
@@ -63,7 +63,10 @@ def score_rows() -> list[Row]:
 
 
 def statement_rows() -> list[Row]:
-    """Three a sample and metric, the third uncovered; of qa in the form of a question and an answer."""
+    """Return three statements per sample and metric.
+
+    The third is uncovered. Statements of qa are questions with answers.
+    """
     shared = {"sources": ["a"], "members": None, "in_basis": None}
     return [
         {
@@ -81,7 +84,7 @@ def statement_rows() -> list[Row]:
 
 
 def atom_rows() -> list[Row]:
-    """The answer of each statement of qa, and another that the same statement stands for."""
+    """Return the answer of each statement of qa, and a second atom for the same statement."""
     return [
         {
             "sample_id": f"s{number}",
@@ -123,7 +126,7 @@ def refuse(pairs: Sequence[tuple[str, str]]) -> list[Row]:
 
 
 def never(pairs: Sequence[tuple[str, str]]) -> list[Row]:
-    raise AssertionError("nothing is to be restated")
+    raise AssertionError("there are no pairs to restate")
 
 
 def records(path: Path) -> list[Row]:
@@ -142,7 +145,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def whole(run: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sheet of every sample that can be drawn."""
+    """Write the sheet with all samples that can be drawn."""
     folder = tmp_path_factory.mktemp("whole")
     counts = write_sheet(run, METRICS, COUNT, 7, str(folder), restate)
     assert counts == SheetCounts(items=COUNT, rows=3 * COUNT, restated=3)
@@ -280,7 +283,9 @@ def test_scores_alone_have_no_sheet(tmp_path: Path) -> None:
 
 
 def fill(whole: Path, target: Path) -> None:
-    """As a person may: every output of e2e is right, of the others those of the first six items."""
+    """Fill in the sheet like a person: all rows of e2e are right, and for the other metrics only the first six items
+    are.
+    """
     key = read_rows("key.csv", (whole / FILES[0]).read_bytes())[1:]
     sheet = read_rows("sheet.csv", (whole / FILES[1]).read_bytes())
     for row, keyed in zip(sheet[1:], key, strict=True):
@@ -307,7 +312,7 @@ def test_a_filled_sheet_is_reported(
     values = {name: found[name, "fully_correct"]["value"] for name in (*METRICS, "all")}
     assert values == {"e2e": 1.0, "nli": 0.5, "qa": 0.5, "all": pytest.approx(2 / 3)}
     assert found["qa", "MISS_ATOM"]["value"] == found["qa", "IRR_ATOM"]["value"] == 0.5
-    # A score of 0.5 matches Partially correct: four of the twelve labels, of which s0 has none
+    # A score of 0.5 matches the label Partially correct, which four of the twelve samples have
     key = records(whole / FILES[0])
     agreed = [
         (row["score"] != "" and row["label"] == "Partially correct")
@@ -356,8 +361,8 @@ def test_arguments_that_do_not_go_together_are_usage_errors(arguments: tuple[str
     assert ended.value.code == 2
 
 
-def test_a_sheet_to_write_is_none_to_read(capsys: pytest.CaptureFixture[str]) -> None:
-    """It goes on to what a sheet is drawn from; a seed may be negative."""
+def test_a_sheet_to_write_is_not_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command then requires the options of the samples. The seed can be negative."""
     with pytest.raises(SystemExit):
         main(["meta-evaluate", "--annotation-sheet", "50", "--seed", "-3", "--output", "out"])
     assert "Missing option '--dataset', '--input', '--metric'." in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What the end of a run says of a retrieval pipeline: means in per cent, and whose fault is how frequent."""
+"""Test the diagnosis of a retrieval pipeline at the end of a run: the means in percent and the most frequent causes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> RunTables:
             for sample, values in {**MEASURES, "lost": {"not_retrieved": None}}.items()
             for name, value in values.items()
         ]
-        # Of a metric of somebody's own
+        # A row of a metric from another package
         + [{"sample_id": "a", "metric": "own", "measure": "hallucination", "value": 1.0}],
         "scores": [
             {"sample_id": sample, "metric": metric, "system": system}

@@ -14,7 +14,7 @@ from untold.udfs.statistics.permutation import adjust_p_values, binomial_test
 
 
 def counted(source: str, *queries: tuple[int, int, int], by: str = "rank", system: str | None = None) -> Any:
-    """Queries that follow the source in so many of so many conflicts, and how often."""
+    """Return a row for each tuple of followed conflicts, all conflicts and the number of such queries."""
     names = ("followed", "n", "count")
     key = {"metric": "nli", "system": system, "by": by, "source": source}
     return [{**key, **dict(zip(names, query, strict=True))} for query in queries]
@@ -59,7 +59,7 @@ def test_without_conflicts_there_is_no_row() -> None:
 
 
 def measured(metric: str, system: str | None, conflicts: int, samples: int) -> list[dict[str, Any]]:
-    """Rows of `measures_summary` of so many conflicts in so many samples, half of which have some."""
+    """Return the rows of `measures_summary` for these conflicts and samples. Half of the samples have conflicts."""
     own = {"metric": metric, "system": system, "n": samples, "ci_low": None, "ci_high": None}
     shares = {"mean": 0.25 if conflicts else None, "ci_low": 0.125, "ci_high": 0.5, "defined": samples // 2}
     return [

@@ -1,4 +1,4 @@
-"""What a run prints at its end, from tables as a run leaves them."""
+"""Test the lines at the end of a run with tables in the form of a run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def summarised(system: str | None, **fields: Any) -> Row:
 
 
 def lines_of(folder: Path, scores: list[Row], failures: list[Row] | None = None, **manifest: Any) -> list[str]:
-    """The end of a run with these tables; all others are empty."""
+    """Return the last lines of a run with these tables. All other tables are empty."""
     given = {"scores": scores, "failures": failures or [], "samples": scores, **manifest.pop("tables", {})}
     for name, schema in RESULT_TABLES.items():
         (folder / name).mkdir(parents=True)

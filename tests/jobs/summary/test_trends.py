@@ -1,4 +1,4 @@
-"""What changed from date to date: who fell, whether the judge moved, and nothing where nothing did."""
+"""Test the changes between dates: systems with lower scores, a changed judge, and no message without a change."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from untold.jobs.summary.trends import Trend, date_of, describe_finding, find_tr
 from untold.udfs.statistics.intervals import clustered_bca_interval
 
 QUERIES = 16
-# A text stands for a sample without a score: its status
+# A text is the status of a sample without a score
 Scores = Mapping[str, Sequence[float | str]]
 
 
 def write_night(folder: Path, day: int, scores: Scores, metric: str = "e2e", **fields: Any) -> untold.Run:
-    """A date's output: the score of each system for each query; `ids` may be of the date alone."""
+    """Write the output of a date with the score of each system for each query.
+
+    `ids` sets the form of the sample ids.
+    """
     ids = fields.pop("ids", "{system}-{query}")
     rows = [
         (ids.format(system=system, query=query), system, query, value)
@@ -39,7 +42,7 @@ def write_night(folder: Path, day: int, scores: Scores, metric: str = "e2e", **f
 
 
 def scored_as(value: float | str) -> dict[str, Any]:
-    """The columns of a score; who states nothing leaves out all that there is."""
+    """Return the columns of a score. A sample without statements leaves all of the statements uncovered."""
     if isinstance(value, str):
         return {"score": None, "status": value, "covered": 0, "uncovered": 2}
     return {"score": value, "status": "ok"}
@@ -56,7 +59,7 @@ def noisy(random: np.random.Generator, mean: float, count: int = QUERIES) -> lis
 
 
 def month(folder: Path, level: Callable[[int], Mapping[str, float]], nights: int = 12, **fields: Any) -> Trend:
-    """The trend of nights whose systems, and the sentinel, have these levels by night."""
+    """Return the trend of nights with these levels of the systems and the sentinel."""
     random = np.random.default_rng(0)
     runs = []
     for day in range(1, nights + 1):
@@ -150,7 +153,7 @@ def test_dates_that_a_break_parts_are_not_compared(tmp_path: Path) -> None:
         ("04", "05"),
     ]
     assert [row["stretch"] for row in found.points if row["system"]] == [1, 1, 2, 2, 2]
-    # So is the line of the picture, at its break
+    # The line in the picture is broken there too
     panel = draw_trend(found).axes[0]
     drawn = [[int(place) for place in np.asarray(line.get_xdata())] for line in panel.lines if line.get_marker() == "o"]
     assert drawn == [[0, 1], [2, 3, 4]]
@@ -188,7 +191,7 @@ def test_means_are_of_samples_and_their_intervals_of_queries(tmp_path: Path) -> 
     run = write_night(tmp_path, 1, {"a": values, "b": values})
     whole, one, _ = find_trend([run]).points
     assert (whole["level"], whole["n"], whole["mean"], whole["cost"]) == ("overall", 12, pytest.approx(7 / 12), 0.5)
-    # Both systems answer the same queries
+    # Both systems have responses to the same queries
     limits = clustered_bca_interval([2 * value for value in values], [2] * 6, seed=0)
     assert (whole["ci_low"], whole["ci_high"]) == (pytest.approx(limits.low), pytest.approx(limits.high))
     assert (one["ci_low"], one["ci_high"]) == (pytest.approx(limits.low), pytest.approx(limits.high))
@@ -222,7 +225,7 @@ def test_weeks_begin_on_monday_and_at_breaks(tmp_path: Path) -> None:
 
 @pytest.mark.gate
 def test_nothing_is_found_where_nothing_changed(tmp_path: Path) -> None:
-    """Of thirty metrics, each a family of its own, hardly one has a change that is none."""
+    """Thirty metrics without a change have hardly any false findings. Each metric is a separate family of tests."""
     random = np.random.default_rng(5)
     names = [f"m{number:02d}" for number in range(30)]
     runs = []

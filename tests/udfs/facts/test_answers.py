@@ -1,4 +1,4 @@
-"""Questions and answers of a sample: what is one node, which sources it keeps, which pairs are compared."""
+"""Test the questions and answers of a sample: the nodes, the sources of each node, and the compared pairs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Answered = Sequence[tuple[str, float]]
 
 
 def passage(position: int | None, where: Answered = (), when: Answered = ()) -> dict[str, Any]:
-    """What a context (or the response, without a position) answers to the two questions, with confidences."""
+    """Return the answers of a context to the two questions, with confidences. A response has no position."""
     answered = (where, when)
     return {
         "position": position,
@@ -41,7 +41,7 @@ def answer(row: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 def pairs(nodes: Iterable[tuple[str, str, bool]], *, resolve: bool = False) -> list[dict[str, Any]]:
-    """The pairs of (question, text, whether of a context) nodes."""
+    """Return the pairs of the given nodes. A node is a question, a text, and a flag for a context."""
     known = [
         {"node": number, "question": question, "text": text, "context": context}
         for number, (question, text, context) in enumerate(nodes)

@@ -1,4 +1,4 @@
-"""ICAT of a sample: measures, bounds and aspects beside what the definition says, claim by claim."""
+"""Compare the measures, bounds and aspects of a sample in icat with the definition, claim by claim."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ROW = pa.schema(
 
 
 def exact(fact: Fraction, coverage: Fraction, beta: float) -> Fraction:
-    """By the paper's formula, in fractions."""
+    """Return the result of the formula in the paper, in fractions."""
     square = Fraction(beta) ** 2
     total = square * fact + coverage
     return (1 + square) * fact * coverage / total if total else Fraction(0)

@@ -1,4 +1,4 @@
-"""Atoms of a sample: what is one node, which sources it keeps, and how nodes are numbered."""
+"""Test the atoms of a sample: the nodes, the sources of each node, and the numbers of the nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Unit = tuple[str, str]
 def passage(
     position: int | None, *atoms: str, ratings: list[float] | None = None, units: list[Unit] | None = None
 ) -> Any:
-    """A context (or the response, without a position) whose atoms were extracted and left as they were."""
+    """Return a context with extracted and unchanged atoms. A response has no position."""
     extracted = units if units is not None else [(text, "Fact") for text in atoms]
     return {
         "position": position,

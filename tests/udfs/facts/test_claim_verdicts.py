@@ -1,4 +1,4 @@
-"""Claims: which are one, in which waves their chunks are judged, and what the judgements make of one."""
+"""Test the claims of a sample: equal claims, the waves of their chunks, and the verdict of a claim."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_early_stop_changes_no_verdict_where_nothing_is_missing(judged: list[Chu
 
 
 @pytest.mark.parametrize(("probability", "verdict"), [(True, "supported"), (False, "contradicted")])
-def test_what_grounds_is_said_by_the_verifier_and_not_by_the_relation(probability: bool, verdict: str) -> None:
-    """A classifier grounds by its probability of entailment, whatever its most likely class is."""
+def test_the_verifier_and_not_the_relation_grounds_a_claim(probability: bool, verdict: str) -> None:
+    """The verdict depends on the probability of entailment, not on the class with the highest probability."""
     assert judge_claim([ChunkJudgement(1, "c", "d", "contradiction", probability)]).verdict == verdict
 
 

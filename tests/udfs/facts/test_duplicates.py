@@ -1,4 +1,4 @@
-"""Near-duplicates beside brute force: complete linkage, medoids, and which pairs are near."""
+"""Compare near-duplicates with brute force: complete linkage, medoids and near pairs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from untold.udfs.texts import say_same_words
 
 
 def random_vectors(seed: int, size: int, dimension: int = 4) -> Vectors:
-    """Rows of length 1 in a few bundles, so that some are near."""
+    """Return rows of length 1 in a few groups, so that some rows are near other rows."""
     random = np.random.default_rng(seed)
     centres = random.normal(size=(3, dimension))
     found = centres[random.integers(0, 3, size)] + random.normal(scale=0.25, size=(size, dimension))
@@ -37,7 +37,9 @@ def random_vectors(seed: int, size: int, dimension: int = 4) -> Vectors:
 
 
 def brute_force(distances: np.ndarray, threshold: float) -> list[Class]:
-    """Complete linkage by its definition: the two nearest classes become one, as long as they are near enough."""
+    """Merge the two nearest classes until no two classes are near enough, which is the definition of complete
+    linkage.
+    """
     classes = [[place] for place in range(len(distances))]
 
     def between(first: Class, second: Class) -> float:
@@ -96,7 +98,7 @@ def test_the_medoid_is_nearest_to_the_others(seed: int, size: int) -> None:
         round(sum(float(vectors[one] @ vectors[other]) for other in range(size) if other != one), 6)
         for one in range(size)
     ]
-    # The first of the greatest
+    # The medoid is the first of the largest sums
     assert medoid(vectors, range(size)) == sums.index(max(sums))
 
 
@@ -113,7 +115,7 @@ def test_a_distance_of_just_the_threshold_is_near_enough() -> None:
 
 @pytest.fixture(scope="module")
 def k_qa(data: Path) -> tuple[list[list[str]], dict[str, Any]]:
-    """The distinct statements of each question of K-QA, and their vectors by the embedded model."""
+    """Return the distinct statements of each question in K-QA and their vectors from the embedded model."""
     from untold.udfs.retrieval.embedding import Embedder, find_model, normalised
     from untold.udfs.retrieval.local_models import LocalModelFileError
 
@@ -135,7 +137,7 @@ def vectors_of(texts: Sequence[str], known: Mapping[str, Any]) -> Vectors:
 
 
 @pytest.mark.slow
-def test_no_two_statements_of_a_question_of_k_qa_say_the_same_words(
+def test_no_two_statements_of_a_question_in_k_qa_have_the_same_words(
     k_qa: tuple[list[list[str]], dict[str, Any]],
 ) -> None:
     questions, known = k_qa
@@ -145,7 +147,7 @@ def test_no_two_statements_of_a_question_of_k_qa_say_the_same_words(
         vectors = vectors_of(texts, known)
         assert len(merge_by_words(texts, vectors, 0.1)) == len(texts)
         by_distance += len(texts) - len(merge_by_distance(texts, vectors, 0.1))
-    # Most of them wrongly, such as `side effects include sleepiness` with `side effects include insomnia`
+    # Most pairs are wrong, such as `side effects include sleepiness` and `side effects include insomnia`
     assert by_distance > 50
 
 

@@ -1,4 +1,6 @@
-"""Weights, ranks and measures of importance beside what the definition says, and bounds beside every completion."""
+"""Compare the weights, ranks and measures of importance with the definition, and the bounds with all possible
+results.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,7 @@ def test_bounds_hold_for_every_completion_and_values_lie_between(
             continue
         assert one.low is not None
         assert one.high is not None
-        # Both ends are reached: the bounds are as tight as can be
+        # Both of the bounds are reached, so they are as tight as possible
         assert (min(reached[name]), max(reached[name])) == (pytest.approx(one.low), pytest.approx(one.high))
         assert one.value is None or one.low - 1e-12 <= one.value <= one.high + 1e-12
 
@@ -153,7 +155,7 @@ def test_rates_are_shares_of_the_judged_claims(verdicts: list[str | None]) -> No
         assert measures[name].low == pytest.approx(verdicts.count(label) / len(verdicts))
 
 
-def test_what_is_not_there_is_undefined() -> None:
+def test_a_measure_without_facts_or_claims_is_undefined() -> None:
     empty = measures_of([], 0, [], KS, rated=True)
     assert {name for name, one in empty.items() if one.value is None} == set(empty) - {"claims", "facts"}
     assert (empty["claims"].value, empty["facts"].value) == (0.0, 0.0)
@@ -161,7 +163,7 @@ def test_what_is_not_there_is_undefined() -> None:
     assert (blank["recall"].value, blank["precision"].value, blank["f1"].value) == (0.0, None, None)
     unread = measures_of(None, None, [], KS, rated=True)
     assert unread["claims"].value is unread["precision"].low is None
-    # Nothing weighs anything
+    # All facts have the weight zero
     light = measures_of([], 0, [CheckedFact(0.0, True, 1, 1, 1)], KS, rated=True)
     assert (light["weighted_recall"].high, light["recall"].value) == (None, 1.0)
 

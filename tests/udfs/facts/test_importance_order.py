@@ -1,4 +1,4 @@
-"""The order of contexts changes ties alone: facts, their weights and ranks, and measures are the same in any."""
+"""The order of the contexts only changes ties. The facts, their weights, their ranks and the measures are the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from tests.udfs.facts.test_reference_facts import CLASSES, PASSAGES, RATING, VEC
 from untold.udfs.facts.importance_measures import CONCLUDED, RANKED, RANKINGS, conclude_batches, rank_batches
 from untold.udfs.facts.reference_facts import FACTS, gather_facts, merge_classes, merge_near
 
-# What texts may state, and in how many forms each: of a statement in the same words, which are near each other
+# The names in the statements, and the number of forms of a statement. The forms have the same words and are
+# near-duplicates
 NAMES, FORMS, KS = ("ada", "bob", "cleo", "dora", "emil", "fay"), 3, (1, 2, 4)
 STATEMENTS = len(NAMES)
 GATHERED = pa.schema(
@@ -33,7 +34,7 @@ GATHERED = pa.schema(
     ]
 )
 TO_RANK = FACTS.append(pa.field("ratings", pa.list_(RATING)))
-# The order of facts by each rating or weight, and the measure that counts in it
+# The rating or weight that orders the facts, and the measure that uses this order
 KEYS = {
     "recall": ("weight", "relevance"),
     "recall_relevance": ("relevance", "salience"),
@@ -44,7 +45,7 @@ Fact = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Stated:
-    """Contexts, each a list of statements in a form, and what is made of each statement: ratings and coverage."""
+    """Contexts as lists of statements in a form, and the ratings and the coverage of each statement."""
 
     contexts: Sequence[Sequence[tuple[int, int]]]
     relevance: Sequence[float]
@@ -64,19 +65,19 @@ STATED = st.builds(
 
 
 def text_of(statement: int, form: int) -> str:
-    """Each order of the words with a capital too, which is the same node."""
+    """Return the text of a statement. The forms are the orders of the words, with and without a capital letter."""
     words, first = [NAMES[statement], "sails", "slowly"], form % FORMS
     text = " ".join([*words[first:], *words[:first]])
     return text.capitalize() if form >= FORMS else text
 
 
 def statement_of(text: str) -> int:
-    """Which one a text states."""
+    """Return the number of the statement in a text."""
     return next(number for number, name in enumerate(NAMES) if name in text.casefold())
 
 
 def vector_of(text: str) -> list[float]:
-    """Statements are at right angles, their forms within a distance of .1; no two distances are equal."""
+    """Return the vector of a text. Different statements are orthogonal, and the forms of a statement are within .1."""
     form = next(form for form in range(FORMS) if text_of(statement_of(text), form) == text.casefold())
     vector = np.zeros(STATEMENTS + FORMS)
     vector[statement_of(text)] = 1.0
@@ -86,7 +87,7 @@ def vector_of(text: str) -> list[float]:
 
 
 def facts_of(stated: Stated, contexts: Iterable[int], duplicates: str) -> list[Fact]:
-    """The facts of these contexts in their order, merged, rated by what they state and ranked."""
+    """Return the facts of these contexts in their order, merged, with ratings and ranks."""
     passages = [
         {
             "place": place,
@@ -111,7 +112,7 @@ def facts_of(stated: Stated, contexts: Iterable[int], duplicates: str) -> list[F
 
 
 def _classes(texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Each form entails the others of its statement; the first stands for them."""
+    """Each form entails the other forms of its statement, and the first form is the representative."""
     numbers = [statement_of(text) for text in texts]
     return [
         {"node": node, "statement": number, "representative": numbers.index(number) == node}
@@ -130,12 +131,12 @@ def measures_of(stated: Stated, facts: Sequence[Fact]) -> dict[str, tuple[float 
 
 
 def keys_of(facts: Sequence[Fact], measure: str) -> list[tuple[float, ...]]:
-    """What the facts are ranked by, in their order for a measure at k."""
+    """Return the keys that rank the facts, in the order of the facts for a measure at k."""
     return [tuple(fact[name] for name in KEYS[measure]) for fact in sorted(facts, key=itemgetter(RANKINGS[measure]))]
 
 
 def contents(facts: Iterable[Fact]) -> Counter[tuple[Any, ...]]:
-    """Of each fact what it states, the statements and the sources of its members, and what it weighs."""
+    """Return the statement, the statements and sources of the members, and the weight of each fact."""
     return Counter(
         (
             *(statement_of(fact["text"]), frozenset(map(statement_of, fact["members"])), frozenset(fact["sources"])),

@@ -1,4 +1,4 @@
-"""Whether a stage of entailment was shown what covers a reference."""
+"""Test that a missed reference has the right cause: no covering fact was a candidate, or entailment rejected it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures of nuggets are those of brute force, and their bounds hold whatever comes of what was lost."""
+"""Compare the measures of nuggets with brute force. The bounds hold for all results of the lost requests."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ GIVEN = pa.list_(pa.struct([field for field in NUGGET if field.name not in ("num
 
 
 def concluded(sample: Mapping[str, Any], texts: Sequence[str], options: Options) -> Mapping[str, Any]:
-    """What ranking and concluding make of a sample whose stages all answered rightly."""
+    """Return the result of ranking and conclusion for a sample without errors."""
     expected = expected_nuggets(sample, texts, options)
     in_order = [
         {"reference_id": one.reference_id, "text": one.text, "importance": one.importance, "weight": one.weight}

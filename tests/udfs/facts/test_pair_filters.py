@@ -1,4 +1,4 @@
-"""Filters of pairs: what they take, what of it is audited, and how far the audit's interval is to be trusted."""
+"""Test filters of pairs: the removed pairs, the audited pairs, and the coverage of the interval of the audit."""
 
 from __future__ import annotations
 

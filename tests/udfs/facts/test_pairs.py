@@ -1,4 +1,6 @@
-"""Pairs: all of methods, section 2, keyed as the stage keys them, in bounded batches; and what a cap leaves out."""
+"""Test the pairs of methods, section 2: their keys equal the keys of the stage, and batches and caps limit their
+number.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts are cut at the ends of sentences, and nothing of them is lost."""
+"""Test that texts are cut at the ends of sentences without any loss."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_blank_lines_end_a_sentence() -> None:
     assert list(cut_passages("Of boats\n \nAda has three of them", 3)) == ["Of boats", "Ada has three of them"]
 
 
-def test_a_word_of_signs_without_end_does_not_keep_the_tokenizer_busy() -> None:
-    """As one piece its 300,000 signs would take minutes."""
+def test_a_very_long_word_of_punctuation_is_tokenized_fast() -> None:
+    """As one piece, the 300,000 characters would take minutes."""
     text = ".!?" * 100_000 + " a" * 600
     assert "".join("".join(cut_passages(text, 512)).split()) == "".join(text.split())

@@ -1,4 +1,4 @@
-"""Annotations of documents with subtopics, as TREC has them and as JSON Lines."""
+"""Test the annotations of documents with subtopics, in the format of TREC and as JSON Lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measures of RAGChecker: published figures, undefined ones, and bounds over everything that is not known."""
+"""Test the measures of RAGChecker: published figures, undefined measures, and the bounds for unknown relations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def measured(response: Rows, truth: Rows, contexts: int) -> dict[str, float | No
 
 @st.composite
 def checked(draw: st.DrawFn) -> Checked:
-    """Few claims and contexts; at most four relations are not known, which can come out in 81 ways."""
+    """Draw a few claims and contexts. At most four relations are unknown, so there are at most 81 possible results."""
     contexts = draw(st.integers(0, 3))
     rows = st.lists(st.lists(st.sampled_from(RELATIONS), min_size=contexts + 1, max_size=contexts + 1), max_size=3)
     response, truth = draw(rows), draw(rows)
@@ -63,7 +63,7 @@ def test_faults_are_what_recall_and_precision_lack(one: Checked) -> None:
         assert found["precision"] == pytest.approx(1 - lost)
 
 
-# By RAGChecker's own code (its version of 2024): six claims of a response, four of the ground truth, three contexts
+# The values are from the code of RAGChecker in 2024: six claims of a response, four of the truth, and three contexts
 E, N, C = RELATIONS
 RESPONSE = [[E, E, N, N], [N, E, N, N], [C, N, N, E], [N, N, N, N], [E, N, N, N], [N, E, N, E]]
 TRUTH = [[E, E, N, N], [N, N, N, N], [N, E, C, N], [E, N, N, N]]

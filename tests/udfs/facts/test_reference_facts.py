@@ -1,4 +1,4 @@
-"""Facts gathered from passages, merged, put into prompts, and given their ratings back."""
+"""Test the facts from passages: how they are collected, merged, put into prompts and rated."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_cap_keeps_the_facts_that_appear_first_and_counts_the_others() -> None
     found = gathered((0, "a", ["one", "two", "three"]), (1, "b", ["four", "one"]), most=2)
     assert [fact["text"] for fact in found["found"]] == ["one", "two"]
     assert found["left_out"] == 2
-    # What stays has its later sources too
+    # The remaining facts also have their later sources
     assert [source["id"] for source in found["found"][0]["sources"]] == ["a", "b"]
 
 
@@ -79,7 +79,7 @@ def test_near_facts_are_one_by_their_medoid_in_the_order_of_first_appearance() -
     vectors = [[1.0, 0.0], [0.0, 1.0], [0.96, 0.28], [0.995, 0.0998749]]
     merged = one(merge_near, {**row, "vectors": vectors}, VECTORS, method="words", threshold=0.1)
     assert [(fact["text"], fact["members"], fact["sources"]) for fact in merged["facts"]] == [
-        # In the order of the texts that state them, not in that of the facts
+        # The order is the order of the texts with the facts, not the order of the facts
         ("the old boats", ["old boats", "boats old", "the old boats"], ["c3", "c2", "c0"]),
         ("tea", ["tea"], ["c1"]),
     ]

@@ -42,7 +42,7 @@ def covered_share(known: list[tuple[bool, Fraction]]) -> Fraction | None:
 
 
 def by_hand(known: list[WeighedStatement], flags: list[bool]) -> dict[str, Fraction | None]:
-    """The measures of statements with these flags, in fractions."""
+    """Return the measures of statements with these flags, in fractions."""
     weight = {"1": "1/2", "2": "1", "3": "1/4", "4": "1"}
     pairs = list(zip(flags, known, strict=True))
 

@@ -1,4 +1,4 @@
-"""Statements that say the same words, and those that only seem to."""
+"""Test statements with the same words, and statements that only look the same."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_it_is_the_definition_by_brute_force(first: str, second: str) -> None:
     assert say_same_words(first, second) == (alike and not digits)
 
 
-def test_a_word_is_the_form_of_one_word_alone() -> None:
-    # `cats` is like `cat` and `cast` like `cats`; both of one side are like `cats` alone
+def test_a_word_is_a_form_of_only_one_word() -> None:
+    # The word `cats` is similar to `cat`, and `cast` is similar to `cats`. Both words only match the one word `cats`
     assert not say_same_words("cat cast", "cats dogs")
     assert say_same_words("boat weeks", "boats week")

@@ -1,4 +1,4 @@
-"""An asker over a real model server, with a limiter of its own in this process."""
+"""Run a request loop with a real model server. The limiter is in this process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SETTINGS = CallSettings(base_url="", timeout=3.0, deadline=30.0, flush=0.1, limi
 
 
 def never_unparsable(text: str, _: Any) -> None:
-    """A parser that reads anything."""
+    """Accept any text."""
 
 
 def requests(count: int, *, text: str = "Text number {}.") -> list[tuple[str, dict[str, str]]]:
@@ -42,7 +42,7 @@ def requests(count: int, *, text: str = "Text number {}.") -> list[tuple[str, di
 
 
 class Run:
-    """One asker over a real server, with a limiter of its own in this process."""
+    """A request loop with a real server and a limiter in this process."""
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class Run:
         return self.limiter.lease(report)
 
     async def until(self, done: Callable[[Progress], bool], seconds: float = 120.0) -> Progress:
-        """Waits until this holds. Raises TimeoutError where it does not in time."""
+        """Wait until the condition is true. Raise TimeoutError if the time expires."""
         async with asyncio.timeout(seconds):
             while not done(progress := self.asker.progress()):
                 await asyncio.sleep(0.01)
         return progress
 
     async def ask(self, units: dict[str, Sequence[tuple[str, Any]]], seconds: float = 120.0) -> Progress:
-        """Asks all of these units and stops."""
+        """Send the requests of these units to their end and stop."""
         self.asker.start()
         for unit, rows in units.items():
             self.asker.feed(unit, rows)
@@ -89,9 +89,9 @@ class Run:
 
 
 class RunOfSeveral(Run):
-    """One asker over several servers, each with a limiter of its own, and one that holds the budget.
+    """A request loop with several servers. Each server has a limiter, and another limiter has the budget.
 
-    `own` are settings of each endpoint; `concurrency` of each is that of the settings, where they do not say it.
+    `own` are the settings of each endpoint. The default of `concurrency` is the value in the settings.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class RunOfSeveral(Run):
 
 
 class InProcess:
-    """Limiters in this process."""
+    """A set of limiters in this process."""
 
     def __init__(self, limiters: Sequence[Limiter]) -> None:
         self.limiters = limiters
@@ -132,7 +132,7 @@ def ask(
     seconds: float = 120.0,
     **kinds: Any,
 ) -> Progress:
-    """Asks these requests to their end. Raises TimeoutError where that does not come in time."""
+    """Send these requests to their end. Raise TimeoutError if the time expires."""
 
     async def run() -> Progress:
         return await Run(server, folder, settings, **kinds).ask({"unit": rows}, seconds)
@@ -141,13 +141,13 @@ def ask(
 
 
 def rows_in(folder: Path) -> dict[str, dict[str, Any]]:
-    """The rows that requests ended with, by request id; each id once."""
+    """Return the last row of each request by id, and check that each id occurs once."""
     rows = [row for row in all_rows_in(folder) if row["error_type"] != ASKED_AGAIN]
     assert len({row["request_id"] for row in rows}) == len(rows)
     return {row["request_id"]: row for row in rows}
 
 
 def all_rows_in(folder: Path) -> list[dict[str, Any]]:
-    """The rows written, those of completions after which a request was asked again included."""
+    """Return all written rows, including the completions of requests that were retried later."""
     tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
     return pa.concat_tables(tables).to_pylist() if tables else []

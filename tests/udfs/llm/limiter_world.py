@@ -1,4 +1,4 @@
-"""Simulated clients of a limiter, on a clock of their own."""
+"""Simulated clients of a limiter with a simulated clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Clock:
 
 @dataclass
 class Behaviour:
-    """How a simulated client acts; times in seconds."""
+    """The behavior of a simulated client, with all times in seconds."""
 
     in_flight: int = 64
     answer: tuple[float, float] = (0.05, 0.5)
@@ -43,7 +43,7 @@ class Behaviour:
 
 @dataclass
 class Client:
-    """What an asker keeps between its reports."""
+    """The state of a request loop between its reports."""
 
     name: str
     behaviour: Behaviour
@@ -68,7 +68,7 @@ class Sent:
 
 
 class World:
-    """Clients, a limiter and a heap of events; an event is (time, number, what to do)."""
+    """The clients, the limiter and a heap of events. An event is a tuple of the time, a number and a function."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class World:
         )
 
     def _send(self, client: Client) -> None:
-        """Uses the slot that is due, or drops it: missed, or no place free, or nothing to ask."""
+        """Use the next slot, or drop the slot if it is late, there is no free place, or there is no request."""
         self._drop_late(client)
         if not client.slots or client.slots[0][0] > self.clock.now or client.in_flight >= client.places:
             return
@@ -178,7 +178,7 @@ class World:
 
 
 def most_in(seconds: float, times: Sequence[float]) -> int:
-    """The most events in any half-open window of so many seconds."""
+    """Return the maximum number of events in a half-open window of this length."""
     ordered = sorted(times)
     return max((bisect_left(ordered, at + seconds) - index for index, at in enumerate(ordered)), default=0)
 

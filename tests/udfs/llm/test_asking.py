@@ -123,7 +123,7 @@ def test_faults_are_asked_again_after_a_wait(server: ModelServer, tmp_path: Path
     rows = rows_in(tmp_path)
     assert (rows["r0001"]["error_type"], rows["r0001"]["attempts"]) == (error_type, 2)
     assert {row["error_type"] for name, row in rows.items() if name != "r0001"} == {None}
-    # Others are asked while it waits
+    # The other requests are sent during the wait
     first, again = (at for at, arrival in enumerate(server.arrivals()) if arrival.status not in (200,))
     assert again - first > 1
 
@@ -146,14 +146,14 @@ def test_the_deadline_ends_waits(server: ModelServer, tmp_path: Path) -> None:
 
 def test_a_wait_beyond_the_deadline_is_not_begun(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"do": {"status": 503, "headers": {"Retry-After": "600"}}}])
-    # The wait would be ten minutes: `ask` would raise long before
+    # The wait would be ten minutes, and `ask` would raise an error
     ask(server, tmp_path, requests(1))
     assert server.count() == 1
 
 
 def test_the_deadline_ends_calls(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"do": "hang"}])
-    # Without it the call would last ten minutes, and `ask` would raise long before
+    # If there was no deadline, the call would take ten minutes, and `ask` would raise an error
     ask(server, tmp_path, requests(1), replace(SETTINGS, timeout=600.0, deadline=0.5))
     (row,) = rows_in(tmp_path).values()
     assert row["error_type"] == "timeout"
@@ -277,7 +277,7 @@ def test_stop_does_not_wait_longer_than_its_grace(server: ModelServer, tmp_path:
         await one.asker.stop(0.3)
 
     asyncio.run(run())
-    # Neither the answer nor the timeout of the one that hangs was waited for
+    # The run did not wait for the response or for the timeout of the other request
     assert (server.count(), len(rows_in(tmp_path))) == (5, 4)
 
 

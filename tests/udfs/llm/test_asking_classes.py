@@ -1,4 +1,4 @@
-"""Classes of pairs over real HTTP, in the forms of three APIs, and what becomes of a pair that spoils its call."""
+"""Test the classes of pairs over real HTTP with three APIs, and the error of a pair that breaks its call."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_one_poison_pair_is_the_only_one_that_fails(classifier: ModelServer, tmp
     classifier.configure(rules=[{"when": {"contains": POISON}, "do": {"status": 413}}])
     progress, rows = classify(classifier, tmp_path, pairs(32, 11), stage_of(api))
     assert failed(rows) == {"r0011": "http_413"}
-    # Five halvings find one of 32: two calls each, after the first
+    # The call is split in half five times to find one of 32 pairs, with two calls each after the first
     assert progress.usage.calls == 11
 
 
@@ -168,7 +168,7 @@ def test_classes_that_are_one_relation_are_added_up() -> None:
 
 
 class LocalRun(Run):
-    """One asker over a classifier of a folder, as in an actor with a GPU, by a provider that is here."""
+    """A request loop with a classifier in a folder, as in an actor with a GPU, with a provider of this machine."""
 
     def __init__(self, stage: Stage, folder: Path, provider: str) -> None:
         self.settings = replace(CALLS, provider=provider, max_attempts=1)

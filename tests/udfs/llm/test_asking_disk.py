@@ -1,4 +1,4 @@
-"""Stops and disks: what was answered is written before anything is waited for, and a disk that fails loses nothing."""
+"""Test stops and disks: completions are written before the loop waits, and a full disk loses no completion."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ SOON = 20.0
 
 @contextmanager
 def full(folder: Path) -> Iterator[None]:
-    """The folder is on a disk that is full while this lasts; where none may be mounted, no file may grow."""
+    """Fill the disk of the folder for the time of the block.
+
+    If mounting is not permitted, limit the size of files to 512 bytes.
+    """
     try:
         disk = SmallDisk(folder)
     except PermissionError:
@@ -132,7 +135,7 @@ def test_a_stop_while_a_lease_is_wanted_ends(server: ModelServer, tmp_path: Path
         one.asker.start()
         one.asker.feed("unit", requests(5))
         await one.until(lambda progress: progress.usage.done == 5)
-        one.asker._endpoints.need_leases()  # as a 429, a fault and a turn of a tool do
+        one.asker._endpoints.need_leases()  # a 429, an error and a turn of a tool have the same effect
         for _ in range(turns):
             await asyncio.sleep(0)
         await asyncio.wait_for(one.asker.stop(0.0), SOON)

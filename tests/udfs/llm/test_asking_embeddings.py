@@ -1,4 +1,4 @@
-"""Vectors over real HTTP: many texts a call, each its own row, and what becomes of one that spoils its call."""
+"""Test vectors over real HTTP: a call has several texts, each text has a row, and one text can break its call."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_call_asks_for_a_batch_and_every_text_is_a_row(server: ModelServer, tm
     progress, rows = embed(server, tmp_path, texts(150))
     assert server.count("embed_text") == progress.usage.calls == progress.usage.asked == 3
     assert (progress.usage.done, progress.usage.failed) == (150, 0)
-    # Answered last text first: what belongs together is told by the index
+    # The server returns the vectors in reverse order, and the index assigns them to the texts
     assert {name: row["vector"] for name, row in rows.items()} == {
         name: vector_of(variables["text"]) for name, variables in texts(150)
     }
@@ -94,15 +94,15 @@ def test_one_poison_text_in_a_batch_of_64_is_the_only_one_that_fails(
     progress, rows = embed(server, tmp_path, with_poison(64, place))
     failed = {name: row["error_type"] for name, row in rows.items() if row["error_type"]}
     assert failed == {f"r{place:04d}": "http_400"}
-    # Six halvings find one of 64: two calls each, after the first
+    # The batch is split in half six times to find one of 64 texts, with two calls each after the first
     assert progress.usage.calls == server.count() == 13
     # The batch's first call is the first attempt of all of its rows
     assert progress.usage.asked == 1
     assert rows[f"r{place:04d}"]["attempts"] == 7
 
 
-def test_halves_of_what_was_refused_are_asked_again_after_a_stumble(server: ModelServer, tmp_path: Path) -> None:
-    """Every call of one body stumbles first: the two together, and each alone."""
+def test_the_halves_of_a_rejected_batch_are_retried_after_an_error(server: ModelServer, tmp_path: Path) -> None:
+    """The first call of each body fails: the call with both texts, and the call with each of the texts."""
     stumble = {"when": {"attempt_below": 2}, "do": {"status": 503}}
     server.configure(rules=[stumble, {"when": {"contains": POISON}, "do": {"status": 400}}])
     progress, rows = embed(server, tmp_path, with_poison(2, 0), replace(BATCHES, max_attempts=3))
@@ -148,7 +148,7 @@ def test_a_wrong_count_that_stays_fails_every_row(server: ModelServer, tmp_path:
     server.configure(rules=[{"do": "drop"}])
     progress, rows = embed(server, tmp_path, texts(4), replace(BATCHES, max_attempts=2))
     assert {row["error_type"] for row in rows.values()} == {"bad_body"}
-    # Twice all together, then each half and each single row once
+    # The batch is sent twice, and then each half and each single row once
     assert progress.usage.calls == 2 + 2 + 4
 
 

@@ -1,4 +1,7 @@
-"""Several endpoints for one asker: shares, groups, faults of one of them. No row is lost, none is paid for twice."""
+"""Test a request loop with several endpoints: shares, groups and errors.
+
+No row is lost, and no request is paid twice.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def servers(started: Servers) -> Servers:
 
 
 def grouped(groups: int, size: int) -> list[tuple[str, dict[str, str]]]:
-    """Requests whose prompts begin alike by group."""
+    """Return requests in groups. The prompts of a group have the same beginning."""
     return [
         (f"r{group:03d}-{number:03d}", {"query": f"Who {group}?", "text": f"T {number}."})
         for group in range(groups)
@@ -71,7 +74,7 @@ def counts(servers: Servers) -> list[int]:
 
 
 def test_requests_are_shared_by_weight(servers: Servers, tmp_path: Path) -> None:
-    # Calls of no length would be shared by the scheduler of a busy machine
+    # If the calls took no time, the scheduler of a busy machine would determine the shares
     for server in servers:
         server.configure(latency=0.15)
     run = RunOfSeveral(servers, tmp_path, [{"weight": 1.0}, {"weight": 2.0}, {"weight": 3.0}], QUICK)
@@ -149,10 +152,10 @@ def test_rows_and_usage_say_which_endpoint_answered(servers: Servers, tmp_path: 
     assert progress.usage.cost == pytest.approx((first.cost or 0) + (second.cost or 0))
 
 
-def test_each_endpoint_knows_the_model_by_its_own_name(servers: Servers, tmp_path: Path) -> None:
+def test_each_endpoint_gets_its_own_name_of_the_model(servers: Servers, tmp_path: Path) -> None:
     own = [{"model": "ours"}, {"model": "theirs", "limits": Limits(tokens_per_minute=10**7, max_concurrency=8)}]
     for server in servers[:2]:
-        # Else the first may answer everything before the second has its first lease
+        # Without a latency, the first endpoint could complete all requests before the second gets a lease
         server.configure(latency=0.2)
     ask_all(RunOfSeveral(servers[:2], tmp_path, own))
     models = [{arrival.model for arrival in server.arrivals()} for server in servers[:2]]
@@ -173,7 +176,7 @@ def test_an_endpoint_that_dies_is_left_out_and_taken_back(
         run.asker.feed("unit", requests(3000))
         await run.until(lambda progress: progress.usage.done >= 300)
         first.configure(down=True)
-        # Far longer than an outage of all of them may last
+        # This takes longer than the permitted outage of all endpoints
         await run.until(lambda progress: progress.usage.done >= 1500)
         first.configure(down=False)
         before = first.count()
@@ -185,7 +188,7 @@ def test_an_endpoint_that_dies_is_left_out_and_taken_back(
     before, after = asyncio.run(ask())
     check_all_answered(tmp_path, 3000)
     assert after > before + 200
-    # What was in flight when it died may have been answered
+    # The requests in flight at the stop can also have a completion
     assert sum(counts(servers)) <= 3000 + 2 * QUICK.limits.max_concurrency
 
 
@@ -207,7 +210,7 @@ def test_a_slow_endpoint_holds_nobody_up(servers: Servers, tmp_path: Path) -> No
     assert sum(counts(servers)) == 1000
 
 
-def test_what_a_poisoned_model_answers_is_asked_of_another(servers: Servers, tmp_path: Path) -> None:
+def test_the_requests_of_a_poisoned_model_are_sent_to_another(servers: Servers, tmp_path: Path) -> None:
     def parse(text: str, _: Any) -> None:
         if not text.startswith("Text number"):
             raise Unparsable("a heading is missing")
@@ -266,7 +269,10 @@ def test_where_some_refuse_and_the_rest_are_out_the_run_ends_as_an_outage(server
 
 
 def test_prefixes_are_kept_where_they_are_cached(servers: Servers, tmp_path: Path) -> None:
-    """Three replicas with a cache each have nearly all in them that one alone has; by turns they would have 9 of 11."""
+    """Three replicas have almost the same hit rate in their caches as one replica.
+
+    In turns, the rate would be much lower.
+    """
     rows = [(key, {**one, "query": one["query"] * 40}) for key, one in grouped(40, 12)]
     cached = []
     for number, some in enumerate((servers[:1], servers)):

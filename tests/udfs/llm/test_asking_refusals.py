@@ -1,4 +1,4 @@
-"""Errors about the run, the bill and the clock: what ends a run, what a row alone has to bear, what is booked."""
+"""Test errors of a run, a bill and a clock: the errors that stop a run, the errors of a single row, and the costs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ask_until(
     settings: CallSettings = SETTINGS,
     **kinds: Any,
 ) -> Progress:
-    """Asks so many requests until this holds, or all are written, and stops."""
+    """Send this number of requests until the condition is true or all rows are written, and stop."""
 
     async def run() -> Progress:
         one = Run(server, folder, settings, **kinds)
@@ -173,7 +173,7 @@ def test_one_wrong_usage_does_not_stop_a_token_limit(server: ModelServer, tmp_pa
 
 
 class SteppedRun(Run):
-    """The limiter's clock is set by `step` seconds once so many calls were made."""
+    """After `calls` calls, the clock of the limiter jumps by `step` seconds."""
 
     step, calls = 2.0, 20
 

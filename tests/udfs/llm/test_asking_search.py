@@ -1,4 +1,4 @@
-"""A web search over real HTTP: what is sent, what is kept, and what becomes of what goes wrong."""
+"""Test web searches over real HTTP: the requests, the stored results and the errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUERY = "What is known of the home of Ada Mill & others?"
 
 @pytest.fixture
 def server(server: ModelServer) -> ModelServer:
-    """An address with its path, where other endpoints have one to put paths behind."""
+    """Return the server with the path of the search in its address."""
     server.base_url = server.search_url
     return server
 

@@ -1,4 +1,4 @@
-"""Tools that a model calls while it answers: run where the call is made, under the limits, and kept with the answer."""
+"""Test the tools that a model calls during a completion. The caller runs them under the limits and stores the turns."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def compare(
     seconds: float = 20.0,
     **settings: Any,
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """How it went and the rows written, in the order of the pairs."""
+    """Return the progress and the written rows, in the order of the pairs."""
     asked = [
         (f"r{number}", {"question": QUESTION, "first": first, "second": second})
         for number, (first, second) in enumerate(pairs)

@@ -1,4 +1,4 @@
-"""The client of batches over HTTP, against the model server's."""
+"""Test the client of batches over HTTP with the model server."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_a_file_goes_up_and_its_results_come_down(api: BatchApi, server: ModelSe
     assert server.count("summarise_context") == 5
 
 
-def test_what_an_earlier_start_has_made_is_found_beyond_the_first_page(api: BatchApi, server: ModelServer) -> None:
+def test_the_batches_and_files_of_an_earlier_run_are_found_on_later_pages(api: BatchApi, server: ModelServer) -> None:
     looks = {name: create(api, name) for name in ("one", "two", "three", "four")}
     found = api.find_batch(sent("four"))
     assert found is not None
     assert found.id == looks["four"].id
     assert api.find_batch(sent("five")) is None
     assert api.find_file("three.jsonl", len(LINES)) is not None
-    # One that broke off while it was uploaded
+    # The upload of this file was interrupted
     assert api.find_file("three.jsonl", len(LINES) + 1) is None
 
 
@@ -107,11 +107,11 @@ def listed(number: int, **fields: Any) -> Any:
     return batch | {"errors": None, "output_file_id": None, "error_file_id": None, "request_counts": None} | fields
 
 
-def test_a_list_that_begins_again_for_ever_ends(api: HostedBatches) -> None:
+def test_an_endless_list_of_batches_ends(api: HostedBatches) -> None:
     page = {"data": [listed(1), listed(2)], "has_more": True}
     with patch.object(api, "json", lambda *_, **__: page):
         assert api.find_batch(sent("other")) is None
-        # Where metadata do not come back, the file says whose a batch is
+        # If the endpoint does not return metadata, the file identifies the batch
         found = api.find_batch(sent("other", "file-2"))
     assert found is not None
     assert found.id == "batch_2"

@@ -1,4 +1,7 @@
-"""Batches in each documented form: the rows of calls, whatever goes wrong, and each request asked once."""
+"""Test batches in each documented format.
+
+The rows equal the rows of calls for all errors, and no request is sent twice.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from untold.udfs.llm.batch_formats import FORMATS, FileBatches, open_batches, re
 from untold.udfs.llm.calls import CallSettings, format_at
 from untold.udfs.llm.messages import chat_of_message, message_of_chat
 
-# Where the fake server has each
+# The path of each format on the fake server
 ROOTS = {"azure": "/openai/deployments/a-deployment", "azure-v1": "/openai/v1"}
 FORMS = ["openai", "azure", "azure-v1", "groq", "mistral", "together", "anthropic"]
 
@@ -35,7 +38,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def changes_for(server: ModelServer, form: str, **batches: Any) -> dict[str, Any]:
-    """The settings of a call to the fake server, which has batches in this form."""
+    """Return the settings of a call to the fake server with batches in this format."""
     server.configure(batches={"form": form.removesuffix("-v1"), **batches})
     root = server.base_url.removesuffix("/v1") + ROOTS.get(form, "/v1")
     query = {"api-version": "2024-10-21"} if form == "azure" else {}
@@ -49,7 +52,7 @@ def changes_for(server: ModelServer, form: str, **batches: Any) -> dict[str, Any
 
 
 def stage_for(form: str) -> Any:
-    """A stage whose model is a deployment where the address names none."""
+    """Return a stage with a deployment as its model if the address does not name the deployment."""
     return replace(STAGE, model="a-deployment") if form == "azure-v1" else STAGE
 
 
@@ -86,7 +89,7 @@ def test_rows_of_errors_are_theirs_in_each_form(server: ModelServer, tmp_path: P
 
 @pytest.mark.parametrize("form", FORMS)
 def test_files_are_removed_once_they_are_read(server: ModelServer, tmp_path: Path, form: str) -> None:
-    """Of requests and of results; a batch of messages is one with its results."""
+    """The files with the requests and the results are removed. For messages, the batch and its results are removed."""
     job = left_job(tmp_path, stage=stage_for(form), **changes_for(server, form))
     removed = []
     with closing(open_batches(job.read().settings)) as api:
@@ -140,12 +143,12 @@ class TestMessageBatches:
         with closing(open_batches(replace(SETTINGS, **changes_for(server, "anthropic")))) as api:
             yield api
 
-    def test_one_that_nobody_heard_of_shows_once_it_has_ended(self, api: BatchApi, server: ModelServer) -> None:
+    def test_an_unknown_batch_is_found_when_it_has_ended(self, api: BatchApi, server: ModelServer) -> None:
         server.configure(batches={"form": "anthropic", "batches": [{"delay": 1.0}, {}]})
         own = api.create(sent_of(api))
         with pytest.raises(NotYetError, match=f"batch {own.id} may be it"):
             api.find_batch(sent_of(api))
-        # Those of others are none of ours: known ones, other sizes, other requests, older ones
+        # Batches of other runs do not match: known batches, other sizes, other requests and older batches
         assert api.find_batch(sent_of(api, others=frozenset({own.id}))) is None
         assert api.find_batch(sent_of(api, requests=3)) is None
         api.cancel(own.id)
@@ -238,7 +241,7 @@ class TestFiles:
         return FileBatches(CallSettings("http://host/v1", batch_folder=str(tmp_path / "files")))
 
     def run_batch(self, folder: Path, server: ModelServer, lines: int | None = None) -> None:
-        """What `vllm run-batch` does with each file, up to so many lines."""
+        """Complete the first lines of each file in the same way as `vllm run-batch`."""
         for path in folder.glob("untold-*.jsonl"):
             if path.name.endswith(".results.jsonl"):
                 continue

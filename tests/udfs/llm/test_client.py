@@ -35,7 +35,7 @@ def server() -> Iterator[ModelServer]:
 
 
 def call(base_url: str, *, key: str | None = None, timeout: float = 5.0, stage: Stage = STAGE) -> Answer:
-    """One call, from the making of the client to its end."""
+    """Send one call with a new client, and close the client."""
 
     async def ask() -> Answer:
         endpoint = Endpoint(base_url, key, connections=4, timeout=timeout)
@@ -57,9 +57,9 @@ def call_raw(
     tls: ssl.SSLContext | None = None,
     **sent: Mapping[str, Any],
 ) -> tuple[Answer, bytes]:
-    """Calls to a server that sends these bytes and hangs up: the last answer, and what the server received.
+    """Send calls to a server that sends these bytes and closes the connection. Return the last answer and the request.
 
-    Prompts of several calls differ in length. `tls`: the server speaks HTTPS.
+    If there are several calls, the prompts differ in length. With `tls`, the server uses HTTPS.
     """
     received = bytearray()
 

@@ -1,4 +1,4 @@
-"""Bodies without end: read up to a bound, compressed or not, whatever their status."""
+"""Test endless bodies: the client reads them up to a limit, with and without compression, for every status."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def spaces(size: int) -> Iterator[bytes]:
 
 
 def zipped(size: int) -> Iterator[bytes]:
-    """So many spaces as gzip: a thousandth of it."""
+    """Yield this number of spaces, compressed with gzip to a thousandth of the size."""
     packer = zlib.compressobj(wbits=16 + zlib.MAX_WBITS)
     yield from filter(None, map(packer.compress, spaces(size)))
     yield packer.flush()
 
 
 def call(pieces: Iterator[bytes], headers: str = "", status: int = 200) -> tuple[Answer, int]:
-    """The answer to a response of these pieces, and how many of its bytes could be sent."""
+    """Return the answer to a response in these pieces, and the number of bytes that the server could send."""
     sent = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

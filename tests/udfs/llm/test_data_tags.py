@@ -1,4 +1,7 @@
-"""Texts in prompts: whatever they hold, a prompt has the tags and special tokens of its template alone."""
+"""Test texts in prompts.
+
+A prompt only has the tags and special tokens of its template, for any content of the texts.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def prompt_of(path: Path) -> Prompt:
 
 
 def turns_of(path: Path, text: str, other: str) -> list[tuple[str, str]]:
-    """The (role, text) of each turn with these texts in all variables, in turns."""
+    """Return the role and the text of each turn. The two texts alternate in the variables."""
     variables, prompt = filled(STAGES[stage_of(path)].variables, text, other), prompt_of(path)
     if path.name.endswith(".text.jinja"):
         return [("text", prompt.text(variables))]
@@ -47,7 +50,7 @@ def turns_of(path: Path, text: str, other: str) -> list[tuple[str, str]]:
 
 
 def check(path: Path, text: str, other: str) -> None:
-    """Raises AssertionError where these texts give a prompt tags, tokens or turns that it has not without them."""
+    """Raise AssertionError if these texts add tags, tokens or turns to a prompt."""
     calm, shown = turns_of(path, "A", "B"), turns_of(path, text, other)
     assert shown[:-1] == calm[:-1]
     assert shown[-1][0] == calm[-1][0]

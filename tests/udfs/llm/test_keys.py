@@ -52,7 +52,7 @@ def plain_json(value: Any) -> str:
 
 
 def without_nulls(value: Any) -> Any:
-    """What a client would write who leaves nulls out and knows only one kind of number."""
+    """Return the value of a client that omits nulls and has only one type of number."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -61,7 +61,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def expected_digest(case: Mapping[str, Any]) -> str:
-    """The digest as the design defines it, written without the code under test."""
+    """Compute the digest from its definition, without the code under test."""
     stage = case["stage"]
     sent = {name: stage.get(name) for name in ("temperature", "top_p", "max_tokens")} | stage.get("extra_body", {})
     identity = {

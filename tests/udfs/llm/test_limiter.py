@@ -24,7 +24,7 @@ NEWS = {field.name for field in fields(EndpointNews)}
 
 
 def report(client: str = "a", count: int = 1, **given: Any) -> LimiterReport:
-    """A report of a client that wants so many slots."""
+    """Return a report of a client that needs this number of slots."""
     values: dict[str, Any] = {"run": "run", "estimates": (0,) * count, "in_flight": 0}
     news = EndpointNews(**{name: given.pop(name) for name in NEWS & given.keys()})
     return LimiterReport(client=client, news=news, **{**values, **given})
@@ -126,14 +126,14 @@ def test_the_longest_wait_counts() -> None:
 
 
 def aged_limiter(clock: Clock) -> Limiter:
-    """A limiter that is past the wait with which each one begins."""
+    """Return a limiter after its initial wait."""
     limiter = Limiter(clock)
     clock.now += 1
     return limiter
 
 
 def spacing(limiter: Limiter, limits: Limits, **given: Any) -> float:
-    """The seconds between two slots of a lease; 0 where calls may go at once."""
+    """Return the seconds between two slots of a lease, or 0 if the calls are not limited."""
     times = limiter.lease(report(count=2000, limits=limits, **given)).times
     return (times[-1] - times[0]) / (len(times) - 1)
 
@@ -247,7 +247,7 @@ def test_a_client_that_left_frees_its_places_at_once() -> None:
     limiter.lease(report("a", 8, limits=limits))
     limiter.leave("a")
     assert limiter.lease(report("b", 8, limits=limits)).places == 8
-    # Its node was taken for dead, and it lives on: what it would ask is another's by now
+    # The node of the client was assumed to be dead, and the slots of the client now belong to another
     assert limiter.lease(report("a", 8, limits=limits)).times == ()
 
 

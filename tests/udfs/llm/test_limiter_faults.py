@@ -1,4 +1,4 @@
-"""What a clock, a wrong usage, a dead client or an exhausted quota does to the limiter."""
+"""Test the limiter with clock changes, wrong usage, dead clients and an exhausted quota."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_report_that_is_sent_twice_is_told_once() -> None:
 
 
 def limited(limiter: Limiter, clock: Clock, seconds: int, **fields: Any) -> str | None:
-    """How the run stands after so many seconds with a 429 each."""
+    """Return the refusal after this number of seconds with a 429 each."""
     refusal = None
     for _ in range(seconds):
         clock.now += 1

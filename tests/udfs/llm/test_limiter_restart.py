@@ -1,4 +1,4 @@
-"""A limiter that is restarted: what it granted, and what clients that are dead had spent, holds all the same."""
+"""Test a restarted limiter. Its earlier leases and the usage of dead clients remain valid."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_restart_does_not_end_a_pause_for_those_who_come_new() -> None:
     lease = limiter.lease(report("b", 4))
     assert all(at >= clock.now + 30 for at in (lease.paused_until, *lease.times))
     clock.now += 10
-    # No longer than it was: what clients hand to each other would grow by what a report takes
+    # The pause does not get longer, although the reports of the clients take time
     assert limiter.lease(report("a", 0, paused=30.0)).paused_until == lease.paused_until
 
 
@@ -77,7 +77,7 @@ def test_the_budget_holds_over_the_death_of_a_client_and_then_of_the_limiter() -
     assert gone["dead"].calls == 60
     limiter = Limiter(clock, restarted=True)
     for fields in ({"gone": gone}, {}):
-        # Whoever of the living tells it, and however often
+        # Each of the running clients can report it, any number of times
         limiter.lease(report("a", 0, budget=budget, **fields))
         limiter.lease(report("b", 0, budget=budget, **fields))
     clock.now += 2 * SETTLE_SECONDS

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API for live calls, and keys that a command prints, over real HTTP."""
+"""Test live calls to the Messages API of Anthropic over real HTTP, with keys that a command prints."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from untold.udfs.llm.calls import CallContext, Work
 from untold.udfs.llm.limiter import Lease
 from untold.udfs.llm.pacing import IDLE_POLL_SECONDS, LATE_SECONDS, POLL_SECONDS, CompletionSizes, LimiterClock, Slots
 
-# The limiter's clock begins at another time than the asker's: they run on machines of their own.
+# The limiter and the request loop run on different machines, so their clocks have different start times
 APART = 12345.0
 
 
@@ -20,7 +20,7 @@ def lease(times: Sequence[float], now: float, *, paused_until: float = 0.0, stri
 
 
 def paced(*waits: float, now: float = 100.0, strict: bool = True) -> Slots:
-    """An asker's slots that come so many seconds after a lease that took no time."""
+    """Return the slots of a lease that took no time. The arguments are the seconds until each slot."""
     pacing = Slots(Work("a", "run/stage", "run", CallContext(STAGE), SETTINGS))
     limiter_now = now + APART
     granted = lease([limiter_now + wait for wait in waits], limiter_now, strict=strict)

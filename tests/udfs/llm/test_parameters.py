@@ -1,4 +1,4 @@
-"""Parameters that endpoints refuse: how refusals are read, which stage is sent next, and how requests are learnt."""
+"""Test the parameters that endpoints reject: the parser of the errors, the changed stage and the later requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plain(status: int, body: Any) -> Answer:
     return read_status(status, json.dumps(body).encode(), {})
 
 
-# The words of OpenAI, Anthropic, Bedrock, LiteLLM, Gemini, Mistral, vLLM, DeepSeek and Groq, by what they refuse
+# The error texts of OpenAI, Anthropic, Bedrock, LiteLLM, Gemini, Mistral, vLLM, DeepSeek and Groq, by parameter
 REFUSALS = {
     "openai max_tokens": (
         error(
@@ -151,7 +151,7 @@ REFUSALS = {
 @pytest.mark.parametrize(("answer", "expected"), REFUSALS.values(), ids=REFUSALS.keys())
 def test_the_refused_parameter_is_found(answer: Answer, expected: Parameters) -> None:
     assert refused_parameters(CHAT, answer) == expected
-    # Without it, the same refusal changes nothing more in the same way
+    # If the parameter is not sent, the same error has no further effect
     assert refused_parameters(expected.applied(CHAT), answer) != expected
 
 
@@ -265,7 +265,7 @@ def test_a_completion_cut_off_by_reasoning_is_sent_again_with_more_room(server: 
     one_at_a_time = replace(SETTINGS, limits=replace(SETTINGS.limits, max_concurrency=1))
     progress = ask(server, tmp_path, requests(4), one_at_a_time, stage=stage)
     assert {row["error_type"] for row in rows_in(tmp_path).values()} == {None}
-    # 300, 600, 1200; later requests begin with the room that these took
+    # The limits are 300, 600 and 1200. The later requests start with the limit of the first
     assert server.count() == 3 + 3
     assert progress.parameters == Parameters(reasoning_tokens=1024)
     assert progress.usage.reasoning_tokens == 300 + 600 + 4 * 900

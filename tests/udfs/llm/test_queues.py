@@ -1,4 +1,7 @@
-"""Which endpoint takes which request: shares, groups, what came back. Pure, so that properties are cheap to search."""
+"""Test the assignment of requests to endpoints: shares, groups and returned requests.
+
+There is no I/O in these tests.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from untold.udfs.llm.keys import Stage
 
 
 def make(weights: Sequence[float], groups: Sequence[int]) -> SharedQueue:
-    """A queue of groups of so many requests; a request's id begins with its group."""
+    """Return a queue with groups of the given sizes. The id of a request starts with its group."""
     queue = SharedQueue(weights, lambda request: request.unit)
     queue.extend(Request(f"{group}-{n}", {}, str(group)) for group, size in enumerate(groups) for n in range(size))
     return queue
 
 
 def take(queue: SharedQueue, able: Sequence[int]) -> tuple[int, Request] | None:
-    """What the asker takes next where these endpoints can send."""
+    """Return the next request of the loop and its endpoint if only these endpoints can send."""
     found = ((number, queue.take(number, able, able)) for number in queue.order(able))
     return next(((number, request) for number, request in found if request), None)
 
@@ -34,7 +37,7 @@ GROUPS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 
 
 @given(weights=WEIGHTS, groups=GROUPS, data=st.data())
-def test_every_request_is_taken_once_whoever_can_send(
+def test_every_request_is_taken_once_for_all_sets_of_endpoints(
     weights: Sequence[float], groups: Sequence[int], data: st.DataObject
 ) -> None:
     queue, taken = make(weights, groups), list[str]()
@@ -42,7 +45,7 @@ def test_every_request_is_taken_once_whoever_can_send(
     while queue:
         able = data.draw(st.lists(st.sampled_from(numbers), min_size=1, unique=True))
         found = take(queue, able)
-        # Whoever is alone in being able gets something
+        # If only one of the endpoints can send, it gets a request
         assert found is not None
         taken.append(found[1].request_id)
     assert len(taken) == len(set(taken)) == sum(groups)
@@ -70,7 +73,7 @@ def test_a_group_goes_to_one_endpoint(size: int) -> None:
 def test_queues_of_several_actors_give_a_group_to_the_same_endpoint() -> None:
     random, places = Random(0), defaultdict[int, set[int]](set)
     for _ in range(3):
-        # Each has a part of every group, in an order of its own
+        # Each queue has a part of every group in a different order
         queue = SharedQueue([1.0, 1.0, 1.0], group_of(STAGE))
         requests = [Request(f"{group}-{n}", {"text": f"t{group}"}, "u") for group in range(300) for n in range(5)]
         random.shuffle(requests)

@@ -1,4 +1,4 @@
-"""How the body of a completion is read: text, finish reason, usage, and errors that come with the status 200."""
+"""Test the parser of the body of a completion: text, finish reason, usage, and errors with the status 200."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from untold.udfs.llm.usage import Usage
 
 
 def completion(**changes: Any) -> bytes:
-    """The body of a good chat completion with some fields replaced."""
+    """Return the body of a valid chat completion with some other fields."""
     body = {
         "model": "m",
         "choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": "text"}}],
@@ -89,10 +89,10 @@ BAD_BODIES = {
 
 @pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES.keys())
 @pytest.mark.parametrize("api", ["chat", "completions"])
-def test_what_is_no_completion_is_a_bad_body(api: str, body: bytes) -> None:
+def test_a_body_without_a_completion_is_a_bad_body(api: str, body: bytes) -> None:
     answer = read_completion(body, api, 40)
     assert (answer.error_type, answer.text) == ("bad_body", None)
-    # Only a broken completion may have been paid for
+    # Only a damaged completion can have a cost
     assert answer.usage.estimated != ("base_url" in answer.about)
 
 

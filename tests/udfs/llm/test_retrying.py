@@ -18,7 +18,7 @@ def verdict(answer: Answer, attempts: int = 0, *, free: bool = False, most: int 
 
 
 def heard(*answers: Answer, **known: Any) -> EndpointHealth:
-    """What an asker knows after these answers, one a second."""
+    """Return the health of an endpoint after these answers, with one answer per second."""
     standing = EndpointHealth(**known)
     for second, answer in enumerate(answers):
         standing.record(Request("r", {}, "unit"), answer, float(second))

@@ -1,4 +1,4 @@
-"""Schemas of stages over a real server: what is sent, and what its answers say of the endpoint."""
+"""Test the schemas of stages with a real server: the requests, and the findings about the endpoint."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_schema_its_form_and_its_absence_are_part_of_the_key() -> None:
 TRIALS = {
     "taken": (SchemaSupport("taken"), 4, "check_coverage"),
     "refused": (SchemaSupport("refused"), 1, "check_coverage"),
-    # All attempts of the first request, and the first of the second
+    # All attempts of the first request fail, and then the first attempt of the second
     "empty": (SchemaSupport("broken"), 5, "check_coverage"),
     "misplaced": (SchemaSupport("broken"), 1, "check_coverage"),
     "thinking": (SchemaSupport("taken", thinks=True), 4, "check_coverage"),
@@ -75,7 +75,7 @@ TRIALS = {
 
 
 def tried(server: ModelServer, folder: Path, stage: Stage, rows: list[Any]) -> Progress:
-    """Asks rows of a stage whose schema nobody has tried, until all are answered or the stage must change."""
+    """Send the rows of a stage with an untested schema, until all rows are complete or the stage must change."""
 
     async def go() -> Progress:
         run = Run(server, folder, parse=STAGES[stage.name].parse, stage=stage, tries_schema=True)
@@ -161,9 +161,9 @@ def test_json_in_the_place_of_thinking_is_the_answer_where_there_is_no_other() -
         (b"Bad Request", False),
     ],
 )
-def test_what_names_the_field_speaks_of_the_schema(content: bytes, about: bool) -> None:
+def test_an_error_with_the_name_of_the_field_is_about_the_schema(content: bytes, about: bool) -> None:
     assert read_status(400, content, {}).about_schema is about
-    # A key, a limit and an outage are none of it
+    # The errors about a key, a limit and an outage are not about the schema
     assert not any(read_status(status, content, {}).about_schema for status in (401, 429, 503))
 
 
@@ -175,7 +175,7 @@ def test_a_second_attempt_is_another_request_that_names_the_form(server: ModelSe
     assert (first["request_id"], first["error_type"], first["attempts"]) == ("r", "asked_again", 1)
     assert first["error"] == "unparsable: no object with a label"
     assert (second["request_id"], second["error_type"], second["attempts"]) == ("r", None, 2)
-    # The same prompt and some more words, of each call those of its own row
+    # The prompt has some more words. Each row only contains the tokens of one call
     assert second["prompt_tokens"] > first["prompt_tokens"]
     tokens = Counter(row["prompt_tokens"] for row in (first, second))
     assert tokens == Counter(one.prompt_tokens for one in server.arrivals())

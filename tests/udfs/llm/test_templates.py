@@ -17,7 +17,7 @@ TURNS = (
 
 
 def content(source: str, **variables: object) -> str:
-    """The one message of a template without turn lines."""
+    """Return the only message of a template without turn lines."""
     (message,) = compile_prompt(source).messages(variables)
     return message["content"]
 
@@ -148,8 +148,8 @@ PIECES = ("{# said #}", "{#- said -#}", "{% raw %}{{ query }}{% endraw %}", "{{ 
 
 
 @given(st.lists(st.sampled_from((*PIECES, "Be brief.", "\n", " ", "{% set q = 1 %}")), max_size=6))
-def test_a_template_is_what_jinja_makes_of_it_though_nothing_be_filled_in(pieces: list[str]) -> None:
-    # Blank lines at its ends are no part of it
+def test_a_template_equals_the_output_of_jinja_without_any_variable(pieces: list[str]) -> None:
+    # The template does not include the blank lines at its ends
     source = f"<{''.join(pieces)}>"
     expected = Environment(keep_trailing_newline=True).from_string(source).render(query="Who?")
     assert compile_prompt(source, api="completions").text({"query": "Who?"}) == expected

@@ -1,4 +1,4 @@
-"""Tool calls as models write them, well and badly: each gets an answer that the model can go on with."""
+"""Test the valid and invalid tool calls of models. Each call gets a result, so that the model can continue."""
 
 from __future__ import annotations
 

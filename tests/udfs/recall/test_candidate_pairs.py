@@ -1,4 +1,4 @@
-"""Candidates by vectors of one sample: what lacks its vector is never held to be far."""
+"""Test the candidates of a sample by vectors. A fact without a vector is not treated as a distant fact."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EAST, NORTH, NEAR_EAST = [1.0, 0.0], [0.0, 1.0], [0.8, 0.6]
 
 
 def open_references(references: Sequence[Vector], generated: Sequence[Vector]) -> list[dict[str, Any]]:
-    """The rows of `OPEN` of a sample whose facts have these vectors, None for a lost one."""
+    """Return the rows of `OPEN` for a sample of facts with these vectors. None is a failed vector."""
     sides = ((QUERY, references), (DOCUMENT, generated))
     row = {
         "sample_id": "a",

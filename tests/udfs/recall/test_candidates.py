@@ -1,4 +1,4 @@
-"""Which generated facts may entail a reference, by words and by vectors."""
+"""Test the candidates of a reference by words and by vectors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_anchors_count_where_both_have_one() -> None:
 
 
 def brute_force(references: list[Fact], generated: list[Fact], thresholds: Thresholds) -> list[list[Candidate]]:
-    """Each pair by itself, each text by itself."""
+    """Compare each pair of texts separately, without any index."""
     found = []
     for reference in references:
         near = []
@@ -155,7 +155,7 @@ def test_facts_of_one_anchor_stay_apart() -> None:
 
 
 def test_a_fact_is_compared_with_those_that_are_kept() -> None:
-    # Each is 8/9 and 9/10 like its neighbours: the middle one goes, and takes nothing with it
+    # Each fact has a similarity of 8/9 or 9/10 with its neighbors: only the fact in the middle is removed
     first, middle, last = "a b c d e f g h i", "a b c d e f g h i j", "b c d e f g h i j"
     assert without_near_duplicates(facts(first, middle, last), 0.9, 1.0) == facts(first, last)
 

@@ -1,4 +1,4 @@
-"""The forms of a fact's text: what is shown, and what is matched."""
+"""Test the two forms of a fact: the form in requests and the form for the comparison of texts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_is_matched_has_no_outer_quotes_and_final_signs(shown: str, match: 
 
 
 def plain_match(text: str) -> str:
-    """As the definition says it: again and again until nothing changes."""
+    """Apply the rules of the definition until the text does not change."""
     text = text.casefold()
     while True:
         before = text
@@ -75,19 +75,22 @@ def test_what_is_matched_is_what_nothing_changes_any_more(text: str) -> None:
 
 
 def in_line(text: str) -> str:
-    """What NFKC would run together with its neighbours: texts with any of it are those of the cases above."""
+    """Replace the characters that NFKC would join with their neighbors.
+
+    The cases above contain texts with these characters.
+    """
     assume(not any("<super>" in kind or "<sub>" in kind or "<fraction>" in kind for kind in map(deep, text)))
     return text.translate({ord("⁄"): "/", ord("∕"): "/"})
 
 
 def deep(sign: str) -> str:
-    """The kinds of decomposition of a sign and of the signs that it is made of."""
+    """Return the kinds of decomposition of a character and its parts."""
     kind, *parts = unicodedata.decomposition(sign).split() or [""]
     return kind + "".join(deep(chr(int(part, 16))) for part in parts)
 
 
 def plain_shown(text: str) -> str:
-    """As the definition says it, sign by sign."""
+    """Apply the rules of the definition to each character."""
     marks = {"'": "‘’‚‛′`´", '"': "“”„‟″«»", "-": "‐‑‒–—―−", "[": "【", "]": "】"}
     plain = {sign: target for target, signs in marks.items() for sign in signs}
     mapped = unicodedata.normalize("NFKC", in_line("".join(plain.get(sign, sign) for sign in text)))
@@ -106,8 +109,8 @@ def test_accents_in_any_order_are_what_nfkc_makes_of_them(text: str) -> None:
     assert shown_form(text) == plain_shown(text)
 
 
-def test_a_text_of_accents_alone_takes_no_quadratic_time() -> None:
-    # A million of them would take NFKC by itself half an hour
+def test_a_text_of_many_accents_takes_linear_time() -> None:
+    # For a million accents, the NFKC function alone would need half an hour
     form = shown_form("e" + "\u0301\u0323" * 500_000)
     assert form.startswith("ẹ\u0323")
     assert len(form) == 1_000_000

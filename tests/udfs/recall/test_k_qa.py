@@ -25,7 +25,7 @@ Sample = tuple[list[Fact], list[Fact], list[bool]]
 
 @pytest.fixture(scope="module")
 def samples(data: Path) -> list[Sample]:
-    """References, generated facts, and whether most physicians found each reference entailed."""
+    """Return the references, the generated facts, and the labels of the majority of the physicians."""
     return list(read(data / "k_qa" / "NLI_medical_annotator.csv"))
 
 
@@ -43,7 +43,7 @@ def forms(facts: list[Fact]) -> list[MatchText]:
 
 
 def count(found: list[tuple[list[bool], list[bool]]]) -> tuple[int, int]:
-    """How many of the entailed references, and how many of the others, a rule found."""
+    """Return the number of entailed references and the number of other references that a rule finds."""
     counts = Counter(label for flags, labels in found for flag, label in zip(flags, labels, strict=True) if flag)
     return counts[True], counts[False]
 

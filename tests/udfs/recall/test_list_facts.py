@@ -1,4 +1,4 @@
-"""Lists: which lines are items, and what of an item is its anchor."""
+"""Test the facts of lists: the lines that are items, and the anchor of an item."""
 
 from __future__ import annotations
 
@@ -68,16 +68,16 @@ def test_initials_and_decimals_are_no_marks(text: str) -> None:
         # A blank line ends an item unless the next line is indented
         ("1. one,\n   which goes on\n\n   and on\n\n2. two", ["one, which goes on and on", "two"]),
         ("- one\n- two\n\nThat is all there is.", ["one", "two", "That is all there is."]),
-        # So does a remark that stands directly below the last item, but where the others have such lines too
+        # A remark directly below the last item also ends it, unless the other items have such lines too
         ("• one\n• two\nThat is all there is.", ["one", "two", "That is all there is."]),
         ("- one\nIt is odd.\n- two\nIt is even.", ["one It is odd.", "two It is even."]),
         ("1. It goes over\nseveral lines\n2. two", ["It goes over several lines", "two"]),
-        # Headings are no facts, and part of no item
+        # A heading is not a fact and not a part of an item
         ("**First**\n- one\n- two\n__Second__\n- three", ["one", "two", "three"]),
         ("Some of them:\n- one\n- two\nOthers are:\n- three", ["one", "two", "three"]),
         ("## First\n- one\n\n---\n\n## Second\n- two", ["one", "two"]),
         ("- First:\n- one\n- two", ["one", "two"]),
-        # Sub-items carry the names of what they stand below
+        # The name of an item is added to its sub-items
         ("- Europe\n  - Paris\n  - Rome\n- Asia\n  - Delhi", ["Europe: Paris", "Europe: Rome", "Asia: Delhi"]),
         ("- Paris: a capital\n\t- It has parks.\n- Rome", ["Paris: a capital", "Paris: It has parks.", "Rome"]),
         ("- a\n  - b\n    - c\n- d\n  - e", ["a: b: c", "d: e"]),
@@ -85,7 +85,7 @@ def test_initials_and_decimals_are_no_marks(text: str) -> None:
         ("### 1. Paris\n- Louvre\n\n### 2. Rome\n- Forum", ["Paris: Louvre", "Rome: Forum"]),
         ("**1. Paris**\n- Louvre\n**2. Rome**\n- Forum", ["Paris: Louvre", "Rome: Forum"]),
         ("- one\n - two", ["one", "two"]),
-        # What is struck out is gone, and a line break may be written out
+        # Deleted text is removed, and a line break can be an escape sequence
         ("- ~~one~~\n- two\n- ~~not~~ three", ["two", "three"]),
         ("They are:\\n- one\\n- two goes\\non", ["one", "two goes on"]),
         (r"- C:\new is one" + "\n" + r"- \nabla is two", [r"C:\new is one", r"\nabla is two"]),

@@ -1,4 +1,7 @@
-"""Fuzzy Jaccard by its definition: networkx matches, rapidfuzz compares."""
+"""Compare the fuzzy Jaccard index with its definition.
+
+The test uses networkx for the matching and rapidfuzz for the words.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from untold.udfs.recall.candidates import jaccard, number_tokens, size_of_matchi
 
 Sets = list[frozenset[str]]
 WORDS = st.text(alphabet="abc", min_size=1, max_size=7)
-# Of one small vocabulary, so that sets have tokens in common and near ones
+# The sets use a small vocabulary, so that they have equal and similar tokens
 SETS = st.lists(WORDS, min_size=1, max_size=12).flatmap(
     lambda words: st.lists(st.frozensets(st.sampled_from(words), max_size=9), min_size=1, max_size=6)
 )
-# 7 and 8 signs that are 0.8 alike, and others, lie on these exactly
+# Two words with 7 and 8 characters can have a similarity of exactly 0.8, and the other values also occur
 SIMILARITIES = st.sampled_from([0.0, 0.5, 0.6, 2 / 3, 0.75, 0.8, 0.9, 1.0])
 
 
@@ -80,7 +83,7 @@ def test_known_pairs(first: str, second: str, wanted: float) -> None:
 
 
 def test_a_token_pairs_once() -> None:
-    # Three forms of one word against two: each may pair with each
+    # There are three forms of a word in one set and two in the other, and all forms match
     assert jaccard(frozenset({"harbour", "harbours"}), frozenset({"harbor", "harbors", "harboring"}), 0.7) == 2 / 3
 
 
@@ -104,5 +107,5 @@ def test_a_matching_is_a_maximum_one_by_either_way(edges: list[list[int]], plain
 
 
 def test_a_matching_of_thousands_of_nodes() -> None:
-    # A path in which each node but one has to move for the last
+    # A path that moves each node except one to match the last node
     assert size_of_matching([*([n, n + 1] for n in range(5_000)), [0]]) == 5_001

@@ -1,4 +1,4 @@
-"""How texts are cut into facts, and which facts are one."""
+"""Test the segmentation of texts into facts, and the removal of equal facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The baselines that ask no model, by Python's own search and by difflib."""
+"""Compare the baselines that need no model with the search of Python and with difflib."""
 
 from __future__ import annotations
 

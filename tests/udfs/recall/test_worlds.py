@@ -1,4 +1,4 @@
-"""The rules from a response to its recall, batch by batch, over symbolic worlds and beside brute force."""
+"""Compare the steps from a response to its recall with brute force on symbolic worlds, batch by batch."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ _VECTOR = [("kind", pa.string()), ("number", pa.int64()), ("vector", pa.list_(pa
 
 
 def through(step: Step, rows: list[Row], schema: pa.Schema) -> list[Row]:
-    """The rows that a step makes of rows."""
+    """Return the output rows of a step."""
     return [row for batch in step([pa.RecordBatch.from_pylist(rows, schema)]) for row in batch.to_pylist()]
 
 
 def judged(requests: list[Row]) -> list[Row]:
-    """What the world's truth chooses of what is shown."""
+    """Return the candidates that are right in the world."""
     outcomes = []
     for row in requests:
         texts = row["candidates"]
@@ -69,7 +69,7 @@ def unit(text: str) -> list[float]:
 
 
 def conclude(sample: Row, options: Options) -> Row:
-    """A sample through all steps, with the world's truth for each stage."""
+    """Run a sample through all steps. The results of the stages are the truth of the world."""
     given = {**sample, "references": normalise_references(sample["references"])}
     (known,) = through(partial(cut_samples, options=options), [given], GIVEN)
     claims = [{"side": one["side"], "claims": extracted(one["text"])} for one in known["to_extract"]]
@@ -134,12 +134,12 @@ def test_every_reference_is_as_brute_force_has_it(segmentation: Any) -> None:
     assert found_by == {None, "lexical", "semantic"}
 
 
-# As many as there are facts, so that a further one takes no other one's place
+# The number is as high as the number of facts, so that an additional fact does not displace another fact
 WIDE = Options("list", thresholds=Thresholds(top_k=1_000))
 
 
 def recalled(sample: Row, items: list[str]) -> set[str]:
-    """The references that a response of these items covers."""
+    """Return the references that a response with these items covers."""
     listed = {**sample, "response": "\n".join(f"- {item}" for item in items)}
     return {row["text"] for row in conclude(listed, WIDE)["statements"] if row["covered"]}
 

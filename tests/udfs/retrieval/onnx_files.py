@@ -1,4 +1,4 @@
-"""Tiny models made by `onnx`, and tokenizers of a few words, as folders on disk."""
+"""Write tiny ONNX models and tokenizers of a few words into folders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DOUBT = 0.3
 
 
 def write_tokenizer(folder: Path, words: list[str]) -> None:
-    """A tokenizer of whole words with BERT's special tokens around texts and pairs, which pads and cuts by itself."""
+    """Write a tokenizer of whole words with the special tokens of BERT. It pads and truncates texts and pairs."""
     numbers = {word: number for number, word in enumerate((*SPECIAL, *words))}
     tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -32,9 +32,9 @@ def write_tokenizer(folder: Path, words: list[str]) -> None:
 
 
 def write_lookup(folder: Path, table: np.ndarray, *, quantised: bool = False) -> None:
-    """A model whose hidden state of a token is its row of a table [tokens, dimension].
+    """Write a model. The hidden state of a token is its row in a table [tokens, dimension].
 
-    `quantised`: rounded to 8 bits of what is largest among all texts of the batch.
+    `quantised`: the values are rounded to 8 bits of the maximum in the batch.
     """
     ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "sequence"])
     states = helper.make_tensor_value_info("states", TensorProto.FLOAT, ["batch", "sequence", table.shape[1]])
@@ -46,7 +46,7 @@ def write_lookup(folder: Path, table: np.ndarray, *, quantised: bool = False) ->
 
 
 def save(folder: Path, nodes: list, inputs: list, outputs: list, constants: list) -> None:
-    """Writes a graph as `model.onnx`."""
+    """Write a graph as `model.onnx`."""
     graph = helper.make_graph(nodes, "tiny", inputs, outputs, constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     onnx.checker.check_model(model)
@@ -55,23 +55,24 @@ def save(folder: Path, nodes: list, inputs: list, outputs: list, constants: list
 
 
 def write_classifier(folder: Path, words: list[str], labels: list[str], doubted: Collection[str] = ()) -> None:
-    """A classifier whose first class is the one where the premise has every token of the hypothesis, else its last.
+    """Write a classifier. It returns the first class if the premise has all tokens of the hypothesis, or the last
+    class.
 
-    Its logits are 3 for that class and 0 for all others; 2.1 and 0.9 for the first and the last where all that the
-    premise lacks are words of `doubted`.
+    The logits are 3 for this class and 0 for the other classes. If all missing tokens are in `doubted`, the logits are
+    2.1 for the first class and 0.9 for the last class.
     """
     write_tokenizer(folder, words)
     names = {str(number): label for number, label in enumerate(labels)}
     (folder / "config.json").write_text(json.dumps({"id2label": names}), encoding="utf-8")
     node = helper.make_node
     nodes = [
-        # Tokens of the hypothesis: of the second text, and none that frames it
+        # The tokens of the hypothesis are the tokens of the second text, without the special tokens
         node("Cast", ["token_type_ids"], ["second"], to=TensorProto.FLOAT),
         node("Greater", ["input_ids", "last_special"], ["is_word"]),
         node("Cast", ["is_word"], ["word"], to=TensorProto.FLOAT),
         node("Mul", ["second", "word"], ["asked"]),
         node("Sub", ["one", "second"], ["first"]),
-        # Which of them stand in the premise: all pairs of places
+        # Find the tokens that are in the premise: compare all pairs of positions
         node("Unsqueeze", ["input_ids", "axis_1"], ["across"]),
         node("Unsqueeze", ["input_ids", "axis_2"], ["down"]),
         node("Equal", ["across", "down"], ["is_same"]),

@@ -1,4 +1,4 @@
-"""Chunks of words against a plain loop, over Unicode texts."""
+"""Compare the chunks of words with a simple loop for Unicode texts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_chunks_are_those_of_a_plain_loop(text: str, sizes: tuple[int, int]) -> 
     ("words", "chunks"), [(0, 0), (1, 1), (32, 1), (128, 1), (129, 2), (224, 2), (225, 3), (320, 3), (321, 4)]
 )
 def test_the_number_of_chunks(words: int, chunks: int) -> None:
-    """1 up to 128 words, else 1 + ceil((words - 128) / 96)."""
+    """The number is 1 for up to 128 words, and otherwise 1 + ceil((words - 128) / 96)."""
     assert len(list(chunk_text("word " * words, 128, 32))) == chunks
 
 

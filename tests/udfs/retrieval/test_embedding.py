@@ -1,4 +1,4 @@
-"""Vectors of texts: the embedded model, models in folders, and what is wrong with a vector."""
+"""Test the vectors of texts: the embedded model, models in folders, and invalid vectors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def minilm() -> Embedder:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model whose vector of a token is its number, and the number's square."""
+    """Write a model. The vector of a token is the number of the token and the square of this number."""
     write_tokenizer(tmp_path, WORDS)
     write_lookup(tmp_path, np.array([[number, number**2] for number in range(len(SPECIAL) + len(WORDS))]))
     return tmp_path
@@ -50,7 +50,7 @@ def test_the_files_of_the_embedded_model_are_the_published_ones() -> None:
     assert files.sha256.startswith("8199be6f")
 
 
-# Each example is two dozen runs of the model
+# Each example runs the model two dozen times
 @examples(20)
 @given(st.lists(st.text(max_size=60), min_size=1, max_size=12), st.randoms())
 def test_a_vector_has_the_same_bits_whatever_is_embedded_beside_it(minilm: Embedder, texts: list[str], order) -> None:
@@ -64,7 +64,7 @@ def test_long_texts_beside_short_ones_keep_their_bits(minilm: Embedder) -> None:
     assert np.array_equal(minilm.embed(texts), np.concatenate([minilm.embed([text]) for text in texts]))
 
 
-def test_the_mean_is_over_all_tokens_with_those_that_frame_a_text(folder: Path) -> None:
+def test_the_mean_includes_the_special_tokens(folder: Path) -> None:
     # [CLS] bees make [SEP] are the numbers 2, 4, 5, 3
     assert Embedder(find_model(str(folder))).embed(["bees make"]).tolist() == [[3.5, 13.5]]
 

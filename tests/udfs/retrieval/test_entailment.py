@@ -1,4 +1,4 @@
-"""A classifier in a folder: its classes, its probabilities, and what of a pair it reads."""
+"""Test a classifier in a folder: the classes, the probabilities, and the part of a pair that it reads."""
 
 from __future__ import annotations
 

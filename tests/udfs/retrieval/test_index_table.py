@@ -1,4 +1,4 @@
-"""The table of an index against numpy and bm25s, over its history, without Spark."""
+"""Compare the table of an index with numpy and bm25s for several versions, without Spark."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_hits_equal_brute_force_over_the_history_of_a_corpus(
     removed = [name for name, text in first.items() if second.get(name) != text]
     after = write(index, new, before, removed)
     check(index, after, second, [query, "bee"])
-    # A search may read the earlier version
+    # A search can read the earlier version
     check(index, before, first, [query])
 
 

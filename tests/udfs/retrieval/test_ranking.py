@@ -1,4 +1,4 @@
-"""The order of hits, and the ranking of a sample's own chunks by vectors and by words."""
+"""Test the order of hits, and rank the chunks of a sample by vectors and by words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search service is sent, and what its answers hold."""
+"""Test the requests to a search service and the parsed results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local models in tasks: the rows and files of a partition, without Spark."""
+"""Test local models in tasks: the rows and the files of a partition, without Spark."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = ["bees", "make", "honey"]
 
 def embedding_stage(folder: Path, **given: Any) -> Stage:
     write_tokenizer(folder, WORDS)
-    # The word `make` has no vector, and whatever has it in its mean neither
+    # The word `make` has no vector, so a text with this word has no vector
     table = np.array([[number, 1.0] for number in range(len(SPECIAL) + len(WORDS))])
     table[len(SPECIAL) + 1] = np.nan
     write_lookup(folder, table)
@@ -34,7 +34,7 @@ def embedding_stage(folder: Path, **given: Any) -> Stage:
 
 
 def answer(stage: Stage, folder: Path, rows: list[dict[str, Any]], flush: float = 60.0) -> list[dict[str, Any]]:
-    """The counts that a task gives for its batches, here of two rows each."""
+    """Return the counts of a task for its batches of two rows each."""
     batches = [pa.RecordBatch.from_pylist(rows[first : first + 2]) for first in range(0, len(rows), 2)]
     folder.mkdir(exist_ok=True)
     return [

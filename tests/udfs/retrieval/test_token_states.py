@@ -1,4 +1,4 @@
-"""BERTScore by the states of tokens, against the cosines of every pair of tokens."""
+"""Compare BERTScore from token states with the cosines of all pairs of tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLS, SEP = 2, 3
 
 @pytest.fixture(scope="module")
 def scorer(tmp_path_factory: pytest.TempPathFactory) -> TokenScorer:
-    """A model in which a word has the same state wherever it stands."""
+    """Return a model in which the state of a word does not depend on its position."""
     folder = tmp_path_factory.mktemp("lookup")
     write_tokenizer(folder, WORDS)
     write_lookup(folder, STATES)

@@ -1,4 +1,4 @@
-"""Rows whose fields have the wrong types, in every format: each becomes a sample or a row of failures."""
+"""Test rows with values of the wrong type in every format. Each row becomes a sample or a failure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CLAIM = {"claim_string": TEXT, "evidence": [TEXT], "support": "Complete", "infor
 FACT = {"text": TEXT, "label": "S"}
 K_QA = ("Question", "llm_x", "answer", "claim", "category_x", "label_0", "label_1", "label_2")
 
-# A good row of each format
+# A valid row of each format
 ROWS: Mapping[str, Mapping[str, Any]] = {
     "wikicontradict": dict.fromkeys(FORMATS["wikicontradict"].required or (), TEXT),
     "conflictbank": dict.fromkeys(FORMATS["conflictbank"].required or (), TEXT),
@@ -112,7 +112,7 @@ ADAPTERS: Mapping[str, Adapter | None] = {
 
 
 def variants(value: Any) -> Iterable[Any]:
-    """The broken values, in place of a field and of every field within it."""
+    """Yield the broken values in place of a field and of each field inside it."""
     yield from BROKEN
     if isinstance(value, dict):
         for name in value:
@@ -126,7 +126,7 @@ def broken_rows(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def read(path: Path, kind: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The rows of a file as a run reads them, types of carried columns included, and its facts."""
+    """Return the rows of a file and its facts in the same way as a run, including the types of copied columns."""
     adapter = ADAPTERS[name]
     wanted = ColumnSelection(adapter, REQUIRED, OPTIONAL if adapter is not None or name == "optional columns" else ())
     unit = pa.RecordBatch.from_pylist([vars(Unit(0, str(path), kind))])
@@ -141,7 +141,7 @@ def read(path: Path, kind: str, name: str) -> tuple[list[dict[str, Any]], dict[s
 
 
 def check(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
-    """Each row is a sample with an id, and one that lacks a text says why."""
+    """Check that each row is a sample with an id, and that a row without a text has an error."""
     assert facts["problem"] is None
     for row in rows:
         assert row["sample_id"]
@@ -165,7 +165,7 @@ def test_every_broken_row_is_a_sample_or_a_failure(tmp_path: Path, name: str) ->
         assert {row["n"] for row in rows} == set(range(1, len(broken) + 1))
 
 
-# Rows of one trace are one sample
+# The rows of one trace form one sample
 TRACES = ("langsmith", "langfuse", "phoenix", "mlflow", "openai_evals")
 
 

@@ -1,4 +1,4 @@
-"""Ground truths and what RAGChecker's files have of claims, as samples bring them."""
+"""Test the ground truths and the claims of RAGChecker files as columns of samples."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_labels_are_lower_case_and_parts_of_a_claim_one_text() -> None:
 )
 def test_a_ground_truth_may_be_text_or_claims_in_csv_too(given: str, read: dict[str, Any]) -> None:
     assert sample({"ground_truth": given}, as_text=True).rest["ground_truth"] == read
-    # As it is in the table `samples`, which may be an input again
+    # The column has the same form in the table `samples`, because this table can be an input
     assert normalise_ground_truth(read) == read
 
 

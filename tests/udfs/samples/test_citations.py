@@ -1,4 +1,4 @@
-"""Read citations of every form, hostile texts in linear time, and texts of worlds as they were written."""
+"""Test the citations of all formats, hostile texts in linear time, and the texts of worlds."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def read(response: str, *ids: str, citations: list[dict[str, object]] | None = N
             [("The sources: a spring.",), ("Sources",), ("Water is here.",)],
         ),
         ("你好。[1]世界很大[2]。", [("你好。", "a"), ("世界很大。", "b")]),
-        # Numbers without a source, years, and brackets that are no markers
+        # Numbers without a source, years, and brackets with other content
         ("One [9]. Two [0].", [("One.", "[9]"), ("Two.", "[0]")]),
         ("One [1999] and [123456789012345].", [("One [1999] and [123456789012345].",)]),
         ("One [1-99]. Two [3-1]. Three [x].", [("One [1-99].",), ("Two [3-1].",), ("Three [x].",)]),

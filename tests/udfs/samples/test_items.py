@@ -1,4 +1,4 @@
-"""Aspects and references as files give them, and what cannot be one."""
+"""Test the aspects and references in files, and the errors for invalid values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets whose files have layouts of their own, read as they are published."""
+"""Test the readers of published data sets with their own file layouts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_topics_1_to_200_have_824_subtopics(data: Path) -> None:
 
 
 def write_summaries(folder: Path, **changed: str) -> str:
-    """Two articles and one system; texts of files by their names."""
+    """Write two articles and one system. The arguments replace the text of a file."""
     texts = {
         "ids": "a1\na2",
         "documents": "First article .\nSecond article .",
@@ -141,8 +141,8 @@ def answers_of_k_qa(data: Path) -> list[dict[str, Any]]:
     return [dict(record.values) for record in read_answers(Unit(0, str(path), ""))]
 
 
-def test_k_qa_gives_the_figures_of_its_labels(data: Path) -> None:
-    """What is covered is what most physicians call entailed; figures of the labels alone, without any metric."""
+def test_k_qa_has_the_figures_of_its_labels(data: Path) -> None:
+    """A reference is covered if most physicians label it as entailed. The figures only depend on the labels."""
     samples = answers_of_k_qa(data)
     assert (len({sample["sample_id"] for sample in samples}), len(samples)) == (50, 50)
     assert [samples[0]["sample_id"], samples[-1]["sample_id"].partition("-")[0]] == ["0-gpt35", "49"]
@@ -199,7 +199,7 @@ def test_expertqa_has_its_answers_its_references_and_its_claims(data: Path) -> N
     assert len(rows) == len(samples) == 885
     distinct = {sample["sample_id"]: sample for sample in samples}
     assert len(distinct) == 479
-    # One answer is the same in all files, so that it is one sample
+    # One of the responses is the same in all files, so it is one sample
     assert all(sample == distinct[sample["sample_id"]] for sample in samples)
     references = [len(sample["references"]) for sample in distinct.values()]
     assert (sum(references), sum(map(bool, references))) == (2189, 459)
@@ -235,7 +235,7 @@ def test_answers_of_k_qa_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         list(read_answers(Unit(0, str(tmp_path / "b.csv"), "")))
 
 
-# Written by hand after the public forms: what the sets' own files hold is theirs
+# These rows have the format of the public files, but the content of the files is not copied
 QAMPARI = {
     "qid": "7__wikidata_simple__dev",
     "question_text": "Which boats did the yard of Osk build?",

@@ -1,4 +1,4 @@
-"""Samples as workers read them: files -> records -> samples, without Spark."""
+"""Test the samples of a worker from files and records, without Spark."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def test_a_bad_row_says_what_is_wrong(values: dict[str, Any], error: str) -> Non
         ({"contexts": None, "references": [None]}, "reference 1 is null"),
     ],
 )
-def test_references_stand_in_for_contexts(values: dict[str, Any], error: str | None) -> None:
+def test_references_can_replace_contexts(values: dict[str, Any], error: str | None) -> None:
     required = ("query", "response", EITHER)
     assert to_sample(FileRecord({**ROW, **values}), False, required, OPTIONAL).error == error
-    # Not where something else reads the contexts
+    # This does not apply if another part of the run reads the contexts
     both = to_sample(FileRecord({**ROW, **values}), False, (*required, "contexts"), OPTIONAL).error
     assert both is not None or values["contexts"] == []
 
@@ -105,10 +105,10 @@ def optional_of(*required: str, as_text: bool = False, **values: Any) -> Sample:
         ({"query": None, "aspects": 3}, "query is null; aspects is not a list"),
     ],
 )
-def test_aspects_that_are_read_say_what_is_wrong(values: dict[str, Any], error: str) -> None:
+def test_invalid_aspects_have_an_error(values: dict[str, Any], error: str) -> None:
     sample = optional_of(**values)
     assert (sample.error, sample.rest["aspects"]) == (error, None)
-    # Nobody reads them: they are carried along as they are, and say nothing of the row
+    # If no metric reads the aspects, they are copied without a check and do not change the id
     carried = sample_of(**values)
     assert (carried.rest["aspects"], carried.content) == (values["aspects"], sample.content)
 
@@ -217,7 +217,7 @@ def test_every_column_is_in_the_hash(other: dict[str, Any]) -> None:
 
 
 def test_a_recorded_id_never_changes() -> None:
-    """People's outputs and stores hold such ids."""
+    """The outputs and stores of users contain such ids."""
     assert sample_of(extra={"b": 1.0, "a": [None, "é"]}).known["sample_id"] == "3fd1e0860a900b5b710deab1036177d4"
 
 

@@ -1,4 +1,4 @@
-"""Text files of any encoding, delimiter and compression: the samples are the same, and what is broken has its line."""
+"""Test text files of all encodings, delimiters and compressions. The samples are the same, and errors name the line."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from untold.udfs.samples.file_records import (
 )
 from untold.udfs.samples.files import check_encoding, encoding_of
 
-# Hypothesis calls a test often within one folder
+# Hypothesis calls a test several times with the same folder
 IN_ONE_FOLDER = examples(50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 WORD = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
-# What the encodings of one byte a character have in common
+# The characters that all encodings with one byte per character have
 LATIN = st.text(st.characters(codec="latin-1", exclude_categories=["Cc"]), min_size=1, max_size=12)
 
 

@@ -1,4 +1,4 @@
-"""What the stages of e2e read in a completion, without what their tests do not look at."""
+"""Return the parsed completions of the stages of e2e, without the parts that the tests do not need."""
 
 from __future__ import annotations
 

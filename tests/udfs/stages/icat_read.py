@@ -1,4 +1,4 @@
-"""What the stages of icat read in a completion, without what their tests do not look at."""
+"""Return the parsed completions of the stages of icat, without the parts that the tests do not need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def aspects(completion: str) -> list[str]:
 def evidence(
     completion: str, among: Sequence[str] = ("age", "height", "use"), of: Sequence[str] = ("It is old.", "It is high.")
 ) -> list[list[int]]:
-    """By aspect the numbers of the claims."""
+    """Return the numbers of the claims by aspect."""
     variables = {"query": "q", "aspects": list(among), "claims": list(of)}
     found: list[list[int]] = ALIGN_CLAIMS.parse(completion, variables)["evidence"]
     return found

@@ -1,4 +1,4 @@
-"""What the stages of importance read in a completion, without what their tests do not look at."""
+"""Return the parsed completions of the stages of importance, without the parts that the tests do not need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def facts(completion: str, text: str = "t") -> list[str]:
 
 
 def ratings(completion: str, of: Sequence[str] = ("It is old.", "It is high.")) -> list[tuple[int, int]]:
-    """Relevance and salience by fact, each digit checked to stand at its offset in the completion."""
+    """Return the relevance and salience by fact, and check that each digit is at its offset in the completion."""
     found: dict[str, list[Digit]] = RATE_IMPORTANCE.parse(completion, {"query": "q", "facts": list(of)})
     digits = [digit for scale in ("relevance", "salience") for digit in found[scale]]
     assert all(digit.offset < 0 or completion[digit.offset] == str(digit.value) for digit in digits)
@@ -35,7 +35,7 @@ def verdict(completion: str, claim: str = "It is wet.", evidence: Sequence[str] 
 
 
 def covering(completion: str, claims: Sequence[str] = ("It is old.", "It is high.", "It is red.")) -> list[int]:
-    """The numbers of the claims, none of what is not covered."""
+    """Return the numbers of the claims, or an empty list if the fact is not covered."""
     found = CHECK_COVERAGE.parse(completion, {"fact": "It is so.", "claims": list(claims)})
     assert found["covered"] is bool(found["claims"])
     numbers: list[int] = found["claims"]

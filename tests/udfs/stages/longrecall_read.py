@@ -1,4 +1,4 @@
-"""What the stages of LongRecall read in a completion, without what their tests do not look at."""
+"""Return the parsed completions of the stages of longrecall, without the parts that the tests do not need."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def matched(completion: str, reference: str = "It is high.", candidate: str = "I
 
 
 def chosen(completion: str, candidates: Sequence[str] = FACTS) -> list[int]:
-    """The numbers of the candidates."""
+    """Return the numbers of the candidates."""
     variables = {"reference": "r", "candidates": list(candidates)}
     found: list[int] = MATCH_MANY.parse(completion, variables)["candidates"]
     return found
@@ -30,7 +30,7 @@ def chosen(completion: str, candidates: Sequence[str] = FACTS) -> list[int]:
 def mapped(
     completion: str, references: Sequence[str] = ("age", "height"), candidates: Sequence[str] = FACTS
 ) -> list[list[int]]:
-    """By reference the numbers of the candidates."""
+    """Return the numbers of the candidates by reference."""
     variables = {"query": "q", "references": list(references), "candidates": list(candidates)}
     found: list[list[int]] = MATCH_HOLISTIC.parse(completion, variables)["candidates"]
     return found

@@ -1,4 +1,4 @@
-"""What the stages of nli read in a completion, without what their tests do not look at."""
+"""Return the parsed completions of the stages of nli, without the parts that the tests do not need."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def revised(completion: str) -> list[str]:
 
 
 def ratings(completion: str, statements: list[str]) -> list[int]:
-    """The ratings, each digit checked to stand at its offset in the completion."""
+    """Return the ratings, and check that each digit is at its offset in the completion."""
     digits: list[Digit] = RATE_RELEVANCE.parse(completion, {"query": "?", "statements": statements})["ratings"]
     assert [completion[digit.offset] for digit in digits] == [str(digit.value) for digit in digits]
     return [digit.value for digit in digits]

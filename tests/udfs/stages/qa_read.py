@@ -1,4 +1,4 @@
-"""What the stages of qa read in a completion, without what their tests do not look at."""
+"""Return the parsed completions of the stages of qa, without the parts that the tests do not need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def mined(completion: str) -> list[str]:
 
 
 def values(completion: str, digits: list[Digit]) -> list[int]:
-    """The values of digits, each checked to stand at its offset in the completion."""
+    """Return the values of the digits, and check that each digit is at its offset in the completion."""
     assert [completion[digit.offset] for digit in digits] == [str(digit.value) for digit in digits]
     return [digit.value for digit in digits]
 

@@ -1,4 +1,4 @@
-"""What is read as the relation of two answers to one question."""
+"""Test the parser of the relation between two answers to the same question."""
 
 from __future__ import annotations
 

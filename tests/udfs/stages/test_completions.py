@@ -11,7 +11,7 @@ from untold.udfs.ratings import Digit
 from untold.udfs.stages import STAGES
 from untold.udfs.stages.definitions import Refused, Unparsable
 
-FOLDER = Path(__file__).parents[1] / "completions"  # its README says what a line is
+FOLDER = Path(__file__).parents[1] / "completions"  # see the README for the format
 
 
 def written() -> Iterator[Any]:
@@ -22,7 +22,7 @@ def written() -> Iterator[Any]:
 
 
 def plain(value: Any) -> Any:
-    """What a parser gives as JSON says it: digits as numbers, texts with single spaces."""
+    """Return the result of a parser in the form of JSON, with single spaces in texts."""
     if isinstance(value, Digit):
         return value.value
     if isinstance(value, str):
@@ -41,13 +41,13 @@ def read(stage: str, row: Mapping[str, Any]) -> Any:
         return None
 
 
-LEAST_READ = 0.85  # of the completions of a stage that a person can read, at the first attempt
+LEAST_READ = 0.85  # the share of the readable completions of a stage that must be parsed in the first attempt
 
 
 @pytest.mark.parametrize(("stage", "row"), list(written()))
-def test_no_completion_is_read_as_something_else(stage: str, row: Mapping[str, Any]) -> None:
+def test_no_completion_has_a_wrong_result(stage: str, row: Mapping[str, Any]) -> None:
     expected = plain(row["expected"])
-    # What is not clearly in a form may be asked for again; a refusal is known as one
+    # An unclear completion can be requested again, but a refusal must be detected
     allowed = ["refused"] if expected == "refused" else [expected, None, *(["refused"] if expected is None else [])]
     assert read(stage, row) in allowed, row["note"]
 

@@ -1,4 +1,4 @@
-"""The stage that CONTRIBUTING declares: it reads its own form and others, and its template renders."""
+"""Test the stage in CONTRIBUTING: it parses its own form and other forms, and its template renders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read as covered and uncovered statements."""
+"""Test the parser of covered and uncovered statements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from untold.udfs.stages.e2e import EVALUATE_COVERAGE, SUMMARISE_CONTEXT
 
 
 def one(line: str, contexts: int = 3) -> tuple[str, list[int]]:
-    """Text and sources of the only statement."""
+    """Return the text and the sources of the only statement."""
     [(text, _, sources)] = coverage(lists(line, "None"), contexts)
     return text, sources
 

@@ -1,4 +1,4 @@
-"""Whatever text is given to the stages of e2e: what is in the form is read back, and nothing takes long."""
+"""Test the parsers of e2e with any text: valid completions are parsed without loss, and no text takes a long time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RECORDED = DATA / "wikicontradict" / "recorded_e2e"
 
 
 def reads_as_itself(text: str) -> bool:
-    """Whether the text has no decoration of its own that a reader must take for a list's."""
+    """Return True if the text has no decoration that a parser must remove."""
     stripped = text.strip()
     words = letters(stripped).split()
     return (
@@ -133,7 +133,7 @@ others = st.sampled_from(
 )
 written = completions().map(lambda case: case[0])
 
-# Words that a reading looks for, anywhere in the form that the prompt asks for
+# Words that have a meaning for the parser, at any position in a valid completion
 WORDS = [
     *(
         "Covered",
@@ -169,7 +169,7 @@ DECORATIONS = ["&lt;", "|", "~~a~~", "**a**", "[a]", "<b>", "\\n", "{"]
 
 
 def in_form(phrases: st.SearchStrategy[str], **instead: list[str]) -> st.SearchStrategy[str]:
-    """Completions of the form that the prompt asks for, around these phrases, but for what stands elsewhere instead."""
+    """Return valid completions with these phrases. `instead` adds other bullets, numbers and introductions."""
     bullets = st.sampled_from(["- ", "- ", "* ", "• ", "1. ", "12. ", *instead.get("bullets", [])])
     numbers = st.sampled_from(["1", "2", "1, 2", "2, 1", "1, 9", "9", *instead.get("numbers", [])])
     items = st.lists(st.builds("{}{} [{}]\n".format, bullets, phrases, numbers), min_size=1, max_size=3).map("".join)
@@ -223,7 +223,7 @@ LENGTH = 32_000
 
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_long_hostile_text_is_read_in_linear_time(piece: str) -> None:
-    # As long as the text: stairs of n steps are n² / 2 characters
+    # The stairs are as long as the text: n steps have n² / 2 characters
     def hostile_texts(length: int) -> list[str]:
         text = piece * (length // len(piece))
         stairs = "\n".join(" " * depth + "a" for depth in range(isqrt(2 * length)))
@@ -261,7 +261,7 @@ def test_every_recorded_list_is_read_back() -> None:
             for kind in ("covered", "uncovered")
         ]
         if any(text.endswith("]") for items in given_lists for text, _ in items):
-            continue  # the recorder left a source in the text
+            continue  # the recorded text still contains a source
         rendered = ["\n".join(f"- {text} {sorted(sources)}" for text, sources in items) for items in given_lists]
         if coverage(lists(*rendered), len(shown)) != expected(*given_lists):
             unread.append((row["judge"], row["row"], row["answer_field"]))

@@ -1,4 +1,4 @@
-"""What stages ship for a plan: names, figures, and readers of what a completion yields."""
+"""Test the names and figures of the stages for a plan, and the functions that count the items of a completion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from untold.udfs.stages.definitions import FACTSCORE, RATINGS, RECORDED, WRITTEN
 
 FOLDER = Path(__file__).parents[1] / "completions"
 HIGHEST = RATINGS[-1]
-# By stage the things of what its parser gives, which knows the variables
+# The items in the result of the parser by stage. The parser has the variables
 THINGS: Mapping[str, Callable[[Mapping[str, Any]], list[float]]] = {
     "summarise_context": lambda row: [HIGHEST] * (row["summary"] is not None),
     "extract_atoms": lambda row: [HIGHEST for atom in row["atoms"] if atom["unit_type"] in ("Fact", "Claim")],
@@ -41,9 +41,9 @@ def test_every_stage_has_figures_with_a_source() -> None:
 
 
 def readable(stage: str) -> list[tuple[dict[str, Any], int, int]]:
-    """Return the completions written by hand that a person can read: row, tokens of the variables, of the completion.
+    """Return the readable completions that people wrote: the row, the tokens of the variables and of the completion.
 
-    Rows that were written to be hard are shorter than the completions of models, so they are left out.
+    Difficult completions are shorter than the completions of models, so they are left out.
     """
     lines = (FOLDER / f"{stage}.jsonl").read_text(encoding="utf-8").split("\n")
     rows = [row for row in map(json.loads, filter(str.strip, lines)) if row["expected"] is not None]
@@ -72,7 +72,10 @@ def tokens(value: Any) -> int:
 
 @pytest.mark.parametrize("stage", THINGS)
 def test_things_are_counted_without_the_variables(stage: str) -> None:
-    """As the parser counts them, of most completions: numbers for statements cannot be told without the input."""
+    """Compare the counts with the parser for most completions.
+
+    Some completions need the variables to count their items.
+    """
     read, rows = STAGES[stage].things, written(stage)
     assert read is not None
     counts = []

@@ -1,4 +1,7 @@
-"""What is read as claims, aspects, and the evidence of aspects; `tests/udfs/completions` has many more completions."""
+"""Test the parsers of claims, aspects and the evidence of aspects.
+
+The folder `tests/udfs/completions` has more tests.
+"""
 
 from __future__ import annotations
 
@@ -183,7 +186,7 @@ EXAMPLES = {"extract_claims": claims, "generate_aspects": aspects, "align_claims
 
 @pytest.mark.parametrize("stage", EXAMPLES)
 def test_the_examples_of_the_shipped_prompts_are_in_the_form(stage: str) -> None:
-    """Each of them is read; the last one of every stage is an empty list."""
+    """Each example can be parsed, and the last example of each stage is an empty list."""
     source = files("untold.conf").joinpath("prompts", f"{stage}.jinja").read_text(encoding="utf-8")
     shown = [text.strip() for role, text, _ in split_turns(source) if role == "assistant"]
     compile_prompt(source)

@@ -16,10 +16,10 @@ characters = st.one_of(
     st.sampled_from("[](){}*-•`_#:.,|\"' 195aéA中"),
     st.characters(exclude_characters="\n", exclude_categories=["Cs", "Cc"]),
 )
-# Between words that no reader takes for decoration of a list; single spaces, as lines of items are joined by one
+# The words around a text are not part of a list. The text has single spaces, because lines are joined with a space
 texts = (
     st.text(characters, max_size=40)
-    .filter(lambda text: "\\n" not in text and "~~" not in text)  # which readers take for a break, and for struck out
+    .filter(lambda text: "\\n" not in text and "~~" not in text)  # a line break and deleted text in a list
     .map(lambda text: " ".join(["It says", *text.split(), "so"]))
 )
 bullets = st.sampled_from(["- ", "* ", "• ", "  - ", "1. ", "(2) ", ""])
@@ -28,7 +28,7 @@ ends = st.sampled_from(["\n", "\r\n", "\n\n", " \n"])
 
 @given(st.lists(texts, min_size=1, max_size=6), bullets, ends)
 def test_claims_in_the_form_are_read_back(written: list[str], bullet: str, end: str) -> None:
-    # In the first person, so that an `I` among the characters is no remark
+    # The text is in the first person, so that an `I` among the characters is not treated as a remark
     assert claims(end.join(bullet + text for text in written), text="I say so") == written
 
 
@@ -50,7 +50,7 @@ numbers = st.integers(1, 9)
 def test_an_alignment_in_the_form_is_read_back(
     written: list[tuple[int, list[int]]], bullet: str, end: str, data: st.DataObject
 ) -> None:
-    """As an oracle without a parser has it: unknown ids and numbers dropped, evidence of one topic united."""
+    """The oracle drops unknown ids and numbers, and joins the evidence of one topic."""
     many, of = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 7))
     expected = [
         sorted({claim for topic, numbers in written for claim in numbers if topic == aspect and 1 <= claim <= of})

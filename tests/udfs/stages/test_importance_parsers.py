@@ -1,4 +1,7 @@
-"""What is read as facts, ratings of facts, verdicts and covered facts; `tests/udfs/completions` has many more."""
+"""Test the parsers of facts, ratings, verdicts and covered facts.
+
+The folder `tests/udfs/completions` has more tests.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,7 @@ def test_a_fact_may_speak_of_the_first_person_where_its_text_does() -> None:
 
 
 def test_ratings_are_weighed_at_their_own_digits_and_not_at_ids() -> None:
-    """As the endpoint gives alternatives for every digit, ids and digits of other fields included."""
+    """The endpoint returns alternatives for all digits, including the digits of ids and other fields."""
     completion = (
         '[{"id": 2, "note": "3 of 5", "relevance": 4, "salience": 1}, {"id": "1", "salience": 2, "relevance": 3}]'
     )
@@ -299,7 +302,7 @@ def test_a_lone_label_is_read_with_its_numbers() -> None:
 
 
 def shown(stage: str, *folder: str) -> list[tuple[str, str]]:
-    """The user's and the assistant's turns of a template's examples."""
+    """Return the user and assistant turns of the examples in a template."""
     file = files("untold.conf").joinpath("prompts", *folder, f"{stage}.jinja")
     turns = split_turns(file.read_text(encoding="utf-8"))[1:-1]
     return [(asked, said) for (_, asked, _), (_, said, _) in zip(turns[::2], turns[1::2], strict=True)]

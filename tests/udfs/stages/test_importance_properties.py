@@ -18,10 +18,10 @@ characters = st.one_of(
     st.sampled_from("[](){}*-•`_#:.,|\"' 195aéA中"),
     st.characters(exclude_characters="\n", exclude_categories=["Cs", "Cc"]),
 )
-# Between words that no reader takes for decoration of a list; single spaces, as lines of items are joined by one
+# The words around a text are not part of a list. The text has single spaces, because lines are joined with a space
 texts = (
     st.text(characters, max_size=40)
-    .filter(lambda text: "\\n" not in text and "~~" not in text)  # which readers take for a break, and for struck out
+    .filter(lambda text: "\\n" not in text and "~~" not in text)  # a line break and deleted text in a list
     .map(lambda text: " ".join(["It says", *text.split(), "so"]))
 )
 bullets = st.sampled_from(["- ", "* ", "• ", "  - ", "1. ", "(2) ", ""])
@@ -35,7 +35,7 @@ frames = st.sampled_from(
 
 @given(st.lists(texts, min_size=1, max_size=6), bullets, ends)
 def test_facts_in_the_form_are_read_back(written: list[str], bullet: str, end: str) -> None:
-    # In the first person, so that an `I` among the characters is no remark
+    # The text is in the first person, so that an `I` among the characters is not treated as a remark
     assert facts(end.join(bullet + text for text in written), text="I say so") == written
 
 
@@ -77,10 +77,10 @@ def test_ratings_in_any_form_and_order_are_read_back(
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["relevance", "salience"]), st.integers(0, 6)), max_size=14)
 )
-def test_ratings_are_read_where_each_fact_has_one_value_a_scale_and_else_not_at_all(
+def test_ratings_are_read_only_if_each_fact_has_one_value_per_scale(
     said: list[tuple[int, str, int]],
 ) -> None:
-    """As an oracle without a parser has it, over objects of one rating each."""
+    """The oracle uses objects with one rating each."""
     found: dict[tuple[int, str], set[int]] = {}
     for fact, scale, rating in said:
         found.setdefault((fact, scale), set()).add(rating)
@@ -97,7 +97,7 @@ def test_ratings_are_read_where_each_fact_has_one_value_a_scale_and_else_not_at_
 def test_every_rating_is_the_expected_score_at_its_own_digit(
     written: list[tuple[int, int, int, int]], frame: str
 ) -> None:
-    """Half of the probability on the digit that is said, half on another, told apart by their places alone."""
+    """Half of the probability is on the digit in the text and half on another digit. Only the positions differ."""
     objects = [
         f'{{"id": {n}, "relevance": {one}, "salience": {two}}}' for n, (one, two, *_) in enumerate(written, start=1)
     ]
@@ -130,9 +130,9 @@ def test_every_rating_is_the_expected_score_at_its_own_digit(
 def test_covered_facts_in_the_form_are_read_back(
     written: list[tuple[bool, list[int]]], many: int, bullet: str, frame: str
 ) -> None:
-    """As an oracle without a parser has it: unknown numbers dropped, one judgement, and nothing covered by nothing.
+    """The oracle drops unknown numbers, returns one judgement, and requires a claim for a covered fact.
 
-    Claims beside the word that nothing covers the fact contradict it.
+    If a completion has claims but also states that no claim covers the fact, it is a contradiction.
     """
     judged = {(covered, tuple(sorted({n for n in said if covered and 1 <= n <= many}))) for covered, said in written}
     lines = [
@@ -158,7 +158,7 @@ def test_covered_facts_in_the_form_are_read_back(
 def test_a_verdict_in_any_spelling_is_read(label: str, case: Any, gap: str, form: str, after: str) -> None:
     said = case(label.replace("_", gap))
     assert verdict(f"{form.format(said)}\n\n{after}") == label
-    # Never the `supported` within it
+    # The result is never the word `supported` inside the label
     assert verdict(form.format(case(f"not{gap}supported"))) == "not_supported"
 
 

@@ -1,4 +1,4 @@
-"""Items of answers that come from the examples of a prompt, and the names by which they are told."""
+"""Test the items of completions that come from the examples of a prompt, and the names that identify such items."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from untold.udfs.stages.non_answers import example_names, without_leaked
 CONF = Path(__file__).parents[3] / "conf"
 TEMPLATES = sorted(CONF.glob("**/*.jinja"))
 NAMES = ("Orla Venn", "Dorra 5", "Osk")
-# Capitals of the examples that name nothing, and what speaks of the task
+# Words with a capital letter that are not names, and words about the task
 ORDINARY = {
     *("March", "May", "June", "Friday", "I", "V"),
     *("None", "Match", "Format", "Statement"),
@@ -30,7 +30,7 @@ ORDINARY = {
 
 
 def read(stage: str, completion: str, template: str, **variables: Any) -> dict[str, Any]:
-    """The row that a completion of a stage with this template becomes."""
+    """Return the row of a completion of a stage with this template."""
     bound = Stage(stage, STAGES[stage].variables, "m", template=template)
     row = {**variables, "request_id": "r", "text_of_completion": completion, "error_type": None, "error": None}
     row |= {"alternatives": None} if STAGES[stage].rated else {}
@@ -128,7 +128,7 @@ def test_every_shipped_template_lists_the_names_of_its_examples(path: Path) -> N
     assert names
     assert not [name for name in names if source.count(name) < 2]
     rest = re.sub("|".join(sorted(map(re.escape, names), key=len, reverse=True)), "", examples)
-    # A capital behind a small letter, a comma or a number begins no sentence
+    # A capital letter after a small letter, a comma or a number does not start a sentence
     unnamed = set(re.findall(r"(?<=[a-z,0-9] )[A-Z]\w*", rest)) - ORDINARY
     assert not unnamed
 

@@ -1,4 +1,4 @@
-"""What is read as resolved facts and as matches; `tests/udfs/completions` has many more completions."""
+"""Test the parsers of resolved facts and of matches. The folder `tests/udfs/completions` has many more completions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_lone_none_is_an_empty_list_where_nothing_may_match(completion: str) -
             read(completion)
 
 
-# Facts, by place
+# The facts by their position
 
 
 def test_each_fact_has_a_line() -> None:
@@ -322,7 +322,7 @@ def test_texts_stand_for_numbers() -> None:
         chosen('["it is high", 3]')
 
 
-# All references at once
+# All references in one request
 
 
 def test_a_repeated_reference_unites_its_candidates() -> None:

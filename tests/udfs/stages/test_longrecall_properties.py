@@ -17,10 +17,10 @@ characters = st.one_of(
     st.sampled_from("[](){}*-•`_#:.,|\"' 195aéA中"),
     st.characters(exclude_characters="\n", exclude_categories=["Cs", "Cc"]),
 )
-# Between words that no reader takes for decoration of a list; single spaces, as lines of items are joined by one
+# The words around a text are not part of a list. The text has single spaces, because lines are joined with a space
 texts = (
     st.text(characters, max_size=40)
-    .filter(lambda text: "\\n" not in text and "~~" not in text)  # which readers take for a break, and for struck out
+    .filter(lambda text: "\\n" not in text and "~~" not in text)  # a line break and deleted text in a list
     .map(lambda text: " ".join(["It says", *text.split(), "so"]))
 )
 bullets = st.sampled_from(["- ", "* ", "• ", "  - ", "1. ", "(2) "])
@@ -33,7 +33,7 @@ numbers = st.integers(1, 9)
 def test_facts_in_the_form_are_read_back(
     written: list[str], bullet: str, end: str, thought: str, data: st.DataObject
 ) -> None:
-    """Of facts that none of them repeats; another number of facts is none."""
+    """No fact is repeated. A list with another number of facts is not valid."""
     facts = [f"fact {letter}" for letter in "abcdef"]
     completion = thought + end.join(bullet + text for text in written)
     assert resolved(completion, facts[: len(written)]) == written
@@ -42,8 +42,8 @@ def test_facts_in_the_form_are_read_back(
 
 
 @given(st.permutations(range(6)), st.sets(st.integers(0, 5)), bullets)
-def test_facts_that_are_repeated_are_never_another_ones(order: list[int], changed: set[int], bullet: str) -> None:
-    """Each line repeats the fact of its place, a fact that becomes equal to it, or is new. Other lists are refused."""
+def test_a_repeated_fact_never_takes_the_place_of_another(order: list[int], changed: set[int], bullet: str) -> None:
+    """Each line repeats the fact at its position, repeats another fact, or is new. Other lists are not valid."""
     facts = [f"The {letter} is old." for letter in "abcdef"]
     lines = [f"The new {place}." if place in changed else facts[order[place]] for place in range(6)]
     moved = {place for place in range(6) if place not in changed and order[place] != place}
@@ -86,7 +86,7 @@ def test_a_label_in_any_manner_is_read(
 def test_a_subset_in_any_manner_is_read(
     written: list[int], of: int, thought: str, before: str, form: str, behind: str
 ) -> None:
-    """As an oracle without a parser has it: unknown numbers dropped, none left of some is nothing."""
+    """The oracle drops unknown numbers. If there are no numbers left, the completion is not valid."""
     candidates = [f"candidate {letter}" for letter in "abcdefg"[:of]]
     expected = sorted({number for number in written if 1 <= number <= of})
     completion = thought + before + form.format(json.dumps(written)) + behind
@@ -96,7 +96,7 @@ def test_a_subset_in_any_manner_is_read(
     elif written and not behind.strip():
         assert chosen(completion, candidates) == expected
     else:
-        # An empty list, and a list above a note, may be refused
+        # The parser can refuse an empty list, or a list before a note
         with suppress(Unparsable):
             assert chosen(completion, candidates) == expected
 
@@ -105,7 +105,7 @@ def test_a_subset_in_any_manner_is_read(
 def test_a_map_in_the_form_is_read_back(
     written: list[tuple[int, list[int]]], bullet: str, end: str, data: st.DataObject
 ) -> None:
-    """As an oracle without a parser has it: unknown numbers dropped, candidates of one reference united."""
+    """The oracle drops unknown numbers, and joins the candidates of one reference."""
     many, of = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 7))
     expected = [
         sorted({one for number, numbers in written for one in numbers if number == reference and 1 <= one <= of})

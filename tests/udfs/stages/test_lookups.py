@@ -1,4 +1,4 @@
-"""Results of stages that ask no language model: vectors as they are read, hits, what a classifier said."""
+"""Test the results of stages that need no language model: stored vectors, hits, and the output of a classifier."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ outcomes = st.one_of(vectors, st.none(), st.sampled_from(["bad_body", "http_400"
 
 
 def read(given: list[Any], parts: int = 1) -> list[dict[str, Any]]:
-    """What is read of these outcomes: a vector, nothing (None), or an error type."""
+    """Return the parsed rows of these outcomes: a vector, None, or an error type."""
     rows = [
         {
             "id": number,
@@ -61,8 +61,8 @@ def test_vectors_are_read_with_length_one_and_nothing_else_has_one(given: list[A
             assert row["error"] == ("why" if one else None)
 
 
-def test_a_batch_of_a_slice_is_read_as_it_stands() -> None:
-    """Arrow hands on slices of larger arrays: what lies before them is no part of them."""
+def test_a_sliced_batch_is_read_without_the_rows_before_it() -> None:
+    """A batch can be a slice of a larger array, and the parser must not read the rows before the slice."""
     rows = [{"id": n, "request_id": str(n), "vector_of_completion": [float(n), 0.0]} for n in range(1, 6)]
     batch = pa.Table.from_pylist(rows, ROW).to_batches()[0].slice(2, 2)
     (found,) = make_parser(EMBED, ("id",))(iter([batch]))

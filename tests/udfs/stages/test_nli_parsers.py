@@ -1,4 +1,4 @@
-"""What is read as atoms, revised atoms and ratings of them."""
+"""Test the parsers of atoms, revised atoms and the ratings of atoms."""
 
 from __future__ import annotations
 

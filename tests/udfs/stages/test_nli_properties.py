@@ -15,7 +15,7 @@ from untold.udfs.stages.reading import letters, split_marker, without_emphasis
 
 
 def plain(text: str) -> bool:
-    """Whether a text has no decoration of its own that a reader must take for a list's or a type's."""
+    """Return True if the text has no decoration that a parser must remove."""
     stripped = text.strip()
     words = letters(stripped)
     return (
@@ -41,7 +41,7 @@ texts = (
     )
     .map(lambda text: f"{text} osk")
     .filter(plain)
-)  # a word of its own: no text is a heading that readers know
+)  # the additional word makes sure that the text is not a known heading
 bullets = st.sampled_from(["- ", "* ", "• ", "  - ", "1. ", "(2) "])
 ends = st.sampled_from(["", ".", "  ", "\r"])
 

@@ -1,4 +1,4 @@
-"""Noise around good completions: they are read as without it, or not at all."""
+"""Test valid completions with additional noise. The result is the same, or the completion is not valid."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ BULLETS = ["- ", "* ", "• ", "– ", "1. ", "(1) ", "1) ", "**1.** ", "✅ ", 
 
 @dataclass(frozen=True)
 class Item:
-    """What one line of a list says: `text` in bold or not, `end` behind it."""
+    """The content of a line in a list: the text, which can be bold, and the text after it."""
 
     text: str
     end: str = ""

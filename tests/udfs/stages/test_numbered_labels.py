@@ -1,4 +1,4 @@
-"""Relations in lists: what each number is given, whatever form it is written in, and no more than that."""
+"""Test the parser of relations in lists. Each number gets its label in every format, and other text has no effect."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Said = list[tuple[int, str]]
 
 
 def oracle(said: Said, count: int) -> list[str | None]:
-    """What is to be read of numbers and labels: those that stand once, with a label that is one."""
+    """Return the label of each number that occurs once with a valid label."""
     times, labels = Counter(number for number, _ in said), dict(said)
     return [
         labels[number] if times[number] == 1 and labels[number] in RELATIONS else None for number in range(1, count + 1)
@@ -58,7 +58,7 @@ def parse(completion: str, hypotheses: list[str]) -> list[str | None] | None:
 
 @st.composite
 def answers(draw: Any) -> tuple[list[str], Said]:
-    """Hypotheses, and what is said of their numbers: in any order, some missing, repeated or of no hypothesis."""
+    """Draw hypotheses and labels for their numbers. Some numbers are missing, repeated or too large."""
     hypotheses = draw(st.lists(st.sampled_from(TEXTS), min_size=2, max_size=8, unique=True))
     said = [(number, draw(st.sampled_from(LABELS))) for number in range(1, len(hypotheses) + 1)]
     more = draw(st.lists(st.tuples(st.integers(1, len(hypotheses) + 3), st.sampled_from(LABELS)), max_size=2))

@@ -1,4 +1,4 @@
-"""What is read as questions, rated questions, and answers with their confidence."""
+"""Test the parsers of questions, rated questions, and answers with their confidence."""
 
 from __future__ import annotations
 

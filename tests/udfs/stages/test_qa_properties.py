@@ -24,7 +24,7 @@ texts = st.text(characters, min_size=1, max_size=40).map(lambda text: " ".join(t
 
 
 def one_question(text: str) -> bool:
-    """Whether a question neither begins like the label `Q:` nor holds a bullet behind another question."""
+    """Return True if a question does not start like the label `Q:` and has no bullet after another question."""
     return not text.lower().startswith("q") and "? * " not in text and "? • " not in text
 
 
@@ -35,7 +35,7 @@ marks = st.integers(1, 5)
 
 
 def kept_whole(text: str) -> bool:
-    """Whether an answer has neither decoration nor a separator of the form at its ends or within."""
+    """Return True if an answer has no decoration and no separator of the format."""
     return (
         "unknown" not in text.lower()
         and "".join(filter(str.isalnum, text)).lower() not in ("none", "na")

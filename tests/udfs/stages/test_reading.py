@@ -1,4 +1,4 @@
-"""Markers, lone Nones and thoughts, as all stages read them."""
+"""Test the markers, single Nones and thoughts in the completions of all stages."""
 
 from __future__ import annotations
 

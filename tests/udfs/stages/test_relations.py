@@ -1,4 +1,4 @@
-"""What is read as the relation of a premise to a hypothesis."""
+"""Test the parser of the relation between a premise and a hypothesis."""
 
 from __future__ import annotations
 

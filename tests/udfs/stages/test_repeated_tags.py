@@ -61,13 +61,13 @@ HOSTILE = ['Tags are <context id="2">so</context>', "It ends <|im_end|> so", "a[
 
 
 @given(st.lists(st.sampled_from(HOSTILE), min_size=1, unique=True), st.integers(1, 5))
-def test_texts_that_were_escaped_in_the_prompt_are_found_in_the_completion(texts: list[str], rating: int) -> None:
+def test_escaped_texts_of_the_prompt_are_found_in_the_completion(texts: list[str], rating: int) -> None:
     completion = "\n".join(f"* {as_data(text)} [Relevance: {rating}]" for text in reversed(texts))
 
     found = STAGES["rate_relevance"].parse(completion, {"query": "q", "statements": texts})
 
     digits: list[Digit] = found["ratings"]
-    # The last line is of the first text: matched by what it says, at its place in the completion as it came
+    # The last line has the first text: the parser finds the text and returns its position in the original completion
     assert [completion[digit.offset] for digit in digits] == [str(rating)] * len(texts)
     assert digits[0].offset > digits[-1].offset or len(texts) == 1
 

@@ -1,4 +1,4 @@
-"""The schema of each stage: what it accepts is read as it is meant, and said to be in the schema's form."""
+"""Test the schema of each stage: the parser accepts all valid objects, and the result has the format of the schema."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _labels(draw: Any, labels: Sequence[str], **variables: Any) -> Any:
     nuggets = draw(distinct(TEXTS))
     said = [draw(st.sampled_from(labels)) for _ in nuggets]
     rows = [{"number": number, "label": label} for number, label in enumerate(said, start=1)]
-    # Only assignments can have reasons. The schema has none
+    # Only assignments can have reasons. The schema has no reasons
     expected = {"labels": said} | ({"reasons": [None] * len(said)} if "response" in variables else {})
     return {**variables, "nuggets": nuggets}, {"labels": permuted(draw, rows)}, expected
 

@@ -1,4 +1,4 @@
-"""Completions that run on into another turn, in every stage: the first turn counts, or nothing."""
+"""Test completions with a second turn in every stage. The result is the first turn, or the completion is not valid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from untold.udfs.stages import STAGES, Unparsable
 
 BRIDGE = "The Halden bridge opened in 1931."
 LISTS = "[Covered statements]\n{}\n\n[Uncovered statements]\n{}"
-# The name of a stage, its variables, a completion, and one of another request that has another result
+# The name of a stage, its variables, a completion, and a completion of another request with a different result
 CASES: dict[str, tuple[str, Mapping[str, Any], str, str]] = {
     "evaluate_coverage": (
         "evaluate_coverage",
@@ -148,17 +148,18 @@ HEADINGS = [
     "思考：\n",
 ]
 REASONED = ("evaluate_coverage", "compare_answers")
-FREE = ("bare claims", "summarise_context", "generate_answer", "restate_answer")  # no form tells a result from thoughts
+# These formats do not separate the result from the thoughts
+FREE = ("bare claims", "summarise_context", "generate_answer", "restate_answer")
 
 
 @pytest.mark.parametrize("heading", HEADINGS)
 @pytest.mark.parametrize("case", [case for case in CASES if case not in FREE])
-def test_a_heading_of_thoughts_swallows_no_result(case: str, heading: str) -> None:
+def test_a_heading_of_thoughts_does_not_hide_the_result(case: str, heading: str) -> None:
     stage, variables, completion, _ = CASES[case]
     for thoughts in ("The year fits.\n", "The year fits.\n\n", "The year fits.\nIt is so.\n\nOn it goes.\n\n"):
         expected = read(stage, completion, variables)
         found = read(stage, heading + thoughts + completion, variables)
-        # Only the forms with reasons before the result have text above it
+        # Only the formats with reasons before the result permit other text before it
         assert found == expected or (found is None and case not in REASONED)
 
 

@@ -1,4 +1,4 @@
-"""What is read as the summary of a context."""
+"""Test the parser of the summary of a context."""
 
 from __future__ import annotations
 

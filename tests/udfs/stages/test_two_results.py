@@ -1,4 +1,4 @@
-"""Totals, second lists and quoted inputs beside the lists of `evaluate_coverage`, and results that differ elsewhere."""
+"""Test totals, second lists and quoted inputs next to the lists of `evaluate_coverage`, and results that contradict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes from date to date, and where levels shift: found where they are, and hardly ever where they are not."""
+"""Test changes from date to date and shifts of a level. A test finds real changes, and false findings are rare."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_interval_of_what_a_system_moved_more_than_the_judge_holds_the_truth
         assert found.low is not None
         assert found.high is not None
         held += found.low < -0.2 < found.high
-    # 95 % of 60 less four standard errors
+    # This is 95 % of 60 minus four standard errors
     assert held >= 50
 
 
@@ -44,7 +44,7 @@ def test_noise_has_hardly_ever_a_shift(nights: int) -> None:
     random = np.random.default_rng(nights)
     errors = [0.1 * sqrt(2)] * (nights - 1)
     found = [bool(find_shifts(random.normal(0.5, 0.1, nights), errors, points=nights)) for _ in range(400)]
-    # 5 % of 400, and four standard errors
+    # This is 5 % of 400 plus four standard errors
     assert sum(found) <= 20 + 4 * sqrt(400 * 0.05 * 0.95)
 
 
@@ -74,6 +74,6 @@ def test_a_change_among_hundreds_has_a_p_value_that_draws_cannot_have(paired: bo
     reference = stats.ttest_1samp(later - earlier, 0) if paired else stats.ttest_ind(later, earlier)
     assert Change(parts).test(0).p_value == pytest.approx(reference.pvalue, rel=1e-6)
     assert reference.pvalue < 1e-9
-    # What draws can say, they say; and few questions are never that unlikely
+    # With few queries, the p-value is computed from the draws and is never that small
     few = Change([part(np.full(14, -0.5) + random.normal(0, 0.001, 14))]).test(0)
     assert few.p_value == pytest.approx(2 * 0.5**14)

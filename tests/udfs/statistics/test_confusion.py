@@ -1,4 +1,4 @@
-"""Matches with labels, measures of confusion tables and their intervals, and what words alone cover."""
+"""Test matches with labels, the measures of confusion tables with their intervals, and the overlap of words."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from untold.udfs.statistics.confusion import (
 from untold.udfs.statistics.intervals import FloatArray, IntArray, Interval, table_intervals
 
 INCORRECT, PARTIALLY, CORRECT = LABELS
-RESAMPLING_NOISE = 0.3  # in standard errors, of a limit of 4,000 resamples
-# A judge's recorded predictions; the last column is what it left undefined
+RESAMPLING_NOISE = 0.3  # in standard errors, of a limit with 4,000 resamples
+# The recorded predictions of a judge. The last column is the number of undefined predictions
 RECORDED = np.array([[104, 68, 4, 31], [56, 758, 22, 88], [0, 37, 14, 18]])
 
 tables = st.lists(st.integers(0, 6), min_size=12, max_size=12).map(lambda cells: np.array(cells).reshape(3, 4))
@@ -56,7 +56,7 @@ def test_an_undefined_score_counts_as_incorrect_under_zero_alone() -> None:
 
 
 def rows_of(table: IntArray) -> tuple[list[str], list[str]]:
-    """A label and a prediction a row."""
+    """Return one label and one prediction per row."""
     cells = [
         (label, predicted)
         for (row, label), (column, predicted) in product(enumerate(LABELS), enumerate(PREDICTIONS))
@@ -66,7 +66,7 @@ def rows_of(table: IntArray) -> tuple[list[str], list[str]]:
 
 
 def kappa_of_rows(labels: Sequence[str], predicted: Sequence[str]) -> float | None:
-    """Cohen 1960, from shares of rows."""
+    """Return the kappa of Cohen (1960), computed from shares of rows."""
     n = len(labels)
     if not n:
         return None
@@ -76,7 +76,7 @@ def kappa_of_rows(labels: Sequence[str], predicted: Sequence[str]) -> float | No
 
 
 def recalls(labels: Sequence[str], predicted: Sequence[str]) -> dict[str, float]:
-    """By label that occurs: the share of its rows that are predicted so."""
+    """Return the share of right predictions for each label."""
     pairs = list(zip(labels, predicted, strict=True))
     return {name: pairs.count((name, name)) / labels.count(name) for name in LABELS if name in labels}
 
@@ -86,7 +86,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def macro_f1_of_rows(labels: Sequence[str], predicted: Sequence[str]) -> float | None:
-    """The mean over labels of the harmonic mean of recall and precision."""
+    """Return the mean over the labels of the harmonic mean of recall and precision."""
     recall, precision = recalls(labels, predicted), recalls(predicted, labels)
     found = []
     for name in recall.keys() | precision.keys():
@@ -123,7 +123,7 @@ def test_recorded_predictions_have_the_published_agreement_under_zero() -> None:
 
 
 def measured(name: str, labels: IntArray, predicted: IntArray) -> FloatArray:
-    """The measure of rows given as numbers of labels and predictions: float64[...], rows along the last axis."""
+    """Return the measure of rows with the numbers of labels and predictions: float64[...], rows in the last axis."""
     cells = labels * len(PREDICTIONS) + predicted
     counts = (cells[..., None] == np.arange(12)).sum(axis=-2)
     return MEASURES[name](counts.reshape(*counts.shape[:-1], 3, 4))
@@ -178,7 +178,7 @@ def one_cell(row: int, column: int, count: int) -> IntArray:
     ("table", "means"),
     [
         (one_cell(0, 0, 0), [None, None, None]),
-        (one_cell(1, 1, 9), [None, 1.0, 1.0]),  # all agree, and chance alone would do as well
+        (one_cell(1, 1, 9), [None, 1.0, 1.0]),  # all labels agree, as they would by chance
         (one_cell(1, 3, 9), [0.0, 0.0, 0.0]),  # nothing defined
         (one_cell(1, 1, 1) + one_cell(1, 2, 1), [0.0, 1 / 3, 0.5]),
     ],
@@ -202,7 +202,7 @@ def test_the_seed_decides_the_limits() -> None:
     ("response", "contexts", "score"),
     [
         ("The tower is 829.8 m tall.", ["Tower: 829.8 m"], 1.0),
-        ("the tower", ["tall TOWER", "tall blue tower"], 0.5),  # one of two words, and one of three
+        ("the tower", ["tall TOWER", "tall blue tower"], 0.5),  # one of two words, and one of three words
         ("tower", ["tower tower tower tall wide"], 0.0),  # distinct words count
         ("Größe_1", ["größe_1"], 1.0),
         ("", ["a"], 0.0),

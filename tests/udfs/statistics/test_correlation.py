@@ -1,4 +1,4 @@
-"""Correlations and their intervals: SciPy's, of any weights, by samples and by clusters."""
+"""Compare correlations and their intervals with SciPy, for all weights, by samples and by clusters."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from untold.udfs.statistics.correlation import COEFFICIENTS, Correlation, _all, 
 from untold.udfs.statistics.intervals import FloatArray
 
 SCIPY = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
-RESAMPLING_NOISE = 0.25  # in standard errors, of a limit of 2,000 resamples
+RESAMPLING_NOISE = 0.25  # in standard errors, of a limit with 2,000 resamples
 SHARES = st.sampled_from([0.0, 0.25, 1 / 3, 0.5, 2 / 3, 1.0])
 
 
 def draw_pairs(n: int, seed: int = 3) -> tuple[FloatArray, FloatArray]:
-    """Coverages with many ties, and a score that follows them from afar."""
+    """Return coverages with many ties, and a score that is correlated with them."""
     random = np.random.default_rng(seed)
     covered = random.integers(0, 6, n) / 5
     return covered, np.round(0.5 * covered + random.random(n), 1)

@@ -32,7 +32,7 @@ def test_one_measure_ranks_as_itself() -> None:
 
 
 def test_a_system_that_a_resample_lacks_does_not_win_in_it() -> None:
-    # One query alone has the last system, and every other one has a second that one measure prefers
+    # Only one query has the last system. Every other query has two systems, and one measure prefers the second system
     sums = np.zeros((2, 20, 3))
     sums[0, :, 0] = sums[1, :, 1] = sums[:, 0, 2] = 1
     sizes = np.ones((20, 3))
@@ -76,7 +76,7 @@ def test_where_nothing_differs_the_limits_are_kappa_itself() -> None:
 def test_limits_of_agreement_are_the_mean_and_its_deviations_and_their_intervals_cover_the_true_ones() -> None:
     random, held = np.random.default_rng(5), 0
     for _ in range(200):
-        # Five answers to a query have half of their variance together
+        # The five responses to a query share half of their variance
         differences = (random.normal(0.1, 0.1, (100, 1)) + random.normal(0, 0.1, (100, 5))).clip(-1, 1)
         sums, squares = differences.sum(axis=1), (differences**2).sum(axis=1)
         lower, upper = limits_of_agreement(sums, squares, np.full(100, 5), seed=0, resamples=400)

@@ -41,7 +41,7 @@ SHAPES: dict[str, Callable[[np.random.Generator, int], FloatArray]] = {
     "skewed": lambda random, n: random.lognormal(0, 1.5, n),
     "outlier": lambda random, n: np.append(random.random(n - 1), 300.0),
 }
-# The outlier's resamples come in lumps, between which SciPy's own limits jump by 0.8 standard errors from seed to seed.
+# The means of the resamples with the outlier form groups, so the limits of SciPy depend on the seed.
 SMOOTH_SHAPES = [shape for shape in SHAPES if shape != "outlier"]
 
 
@@ -65,7 +65,7 @@ def limits(interval: Interval) -> tuple[float, float]:
 
 
 def distances_from_scipy(rows: FloatArray, batch: int) -> list[float]:
-    """How far the two limits are from SciPy's, in standard errors."""
+    """Return the distances of the two limits from the limits of SciPy, in standard errors."""
     expected = stats.bootstrap((rows,), np.mean, method="BCa", n_resamples=10_000, batch=batch, rng=0)
     values, counts = np.unique(rows, return_counts=True)
     got = bca_interval(values, counts, seed=1)
@@ -87,7 +87,7 @@ def test_limits_are_those_of_scipy_at_10_000_rows(shape: str) -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_ties_with_the_mean_count_half_as_in_scipy(n: int) -> None:
-    rows = np.array([0.0, 0.25, 0.5, 0.75, 1.0])[:n]  # exact in binary: SciPy leaves ties to the last bits
+    rows = np.array([0.0, 0.25, 0.5, 0.75, 1.0])[:n]  # the values are exact in binary, so SciPy detects the ties
     assert max(distances_from_scipy(rows, batch=1_000)) < RESAMPLING_NOISE
 
 
@@ -109,7 +109,7 @@ def test_acceleration_is_scipys_skewness_over_six_root_n(shape: str) -> None:
 
 
 def peak_of(values: FloatArray, counts: IntArray) -> int:
-    """The most bytes that an interval of 2,000 resamples has allocated at once."""
+    """Return the maximum number of bytes that an interval with 2,000 resamples allocates."""
     tracemalloc.start()
     bca_interval(values, counts, seed=0, resamples=2_000)
     peak = tracemalloc.get_traced_memory()[1]
@@ -126,7 +126,7 @@ def test_ten_times_the_rows_take_no_more_memory_and_ten_million_less_than_a_giga
     of_fewer, of_all = (peak_of(values[given > 0], given[given > 0]) for given in (fewer, counts))
     low, high = limits(interval)
     error = np.sqrt(np.average((values - np.average(values, weights=counts)) ** 2, weights=counts) / counts.sum())
-    # Rows are counted by value before they are resampled: an array as long as the rows would be ten times as large
+    # The rows are counted by value before the resampling. An array with all of the rows would need ten times the memory
     assert of_all < 1.5 * of_fewer
     assert of_all < 1e9
     assert high - low == pytest.approx(2 * 1.96 * error, rel=0.1)
@@ -249,7 +249,7 @@ def ratio(sums: FloatArray, sizes: FloatArray, axis: int) -> FloatArray:
 
 
 def distances_from_scipys_ratio(sums: FloatArray, sizes: IntArray) -> list[float]:
-    """How far the two limits are from SciPy's, in standard errors."""
+    """Return the distances of the two limits from the limits of SciPy, in standard errors."""
     options = {"paired": True, "vectorized": True, "method": "BCa", "n_resamples": 10_000, "batch": 200}
     expected = stats.bootstrap((sums, sizes.astype(float)), ratio, rng=0, **options)
     low, high = limits(clustered_bca_interval(sums, sizes, seed=1))
@@ -341,10 +341,10 @@ def test_clustered_limits_lie_within_the_means_of_clusters(rows: ClusterRows) ->
     ("sums", "sizes", "mean"),
     [
         ([], [], None),
-        ([0.0, 0.0], [0, 0], None),  # nothing defined in any
+        ([0.0, 0.0], [0, 0], None),  # no cluster has a defined value
         ([2.0], [4], 0.5),
         ([2.0, 0.0], [4, 0], 0.5),
-        ([0.1, 0.2, 0.1 + 0.2, 0.7], [1, 2, 3, 7], 0.1),  # one mean, whatever the last bits
+        ([0.1, 0.2, 0.1 + 0.2, 0.7], [1, 2, 3, 7], 0.1),  # all means are equal, except for the last bits
         ([0.0, 0.0], [1, 2], 0.0),
     ],
 )

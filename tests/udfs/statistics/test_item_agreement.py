@@ -1,4 +1,4 @@
-"""Votes, kappa and covered items, against statsmodels, SciPy and counting by hand."""
+"""Compare votes, kappa and covered items with statsmodels, SciPy and a separate calculation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statsmodels.stats.inter_rater import fleiss_kappa as reference_kappa
 from untold.udfs.statistics.intervals import FloatArray
 from untold.udfs.statistics.item_agreement import fleiss_kappa, item_averages, krippendorff_alpha, votes
 
-RESAMPLING_NOISE = 0.25  # in standard errors, of a limit of 10,000 resamples
+RESAMPLING_NOISE = 0.25  # in standard errors, of a limit with 10,000 resamples
 
 
 @settings(deadline=None)
@@ -44,7 +44,7 @@ def test_items_of_one_annotator_say_nothing_of_agreement() -> None:
 
 
 def test_annotators_may_differ_in_number() -> None:
-    # Two of two agree, one pair of three agrees; three of five labels are yes
+    # Two of two annotators agree, one pair of three annotators agrees, and three of the five labels are yes
     assert fleiss_kappa([[2, 0], [1, 2]]) == pytest.approx(((1 + 1 / 3) / 2 - 13 / 25) / (1 - 13 / 25))
 
 
@@ -67,7 +67,7 @@ def test_alpha_is_that_of_the_package_krippendorff(table: list[list[int]]) -> No
 
 
 def test_alpha_of_annotators_that_differ_in_number_by_hand() -> None:
-    # One pair of unequal labels among three of an item: 2 * 2 / (3 - 1), of 2 * 2 * 3 among five labels
+    # One of the three pairs of an item is unequal: 2 * 2 / (3 - 1), divided by 2 * 2 * 3 among five labels
     assert krippendorff_alpha([[2, 0], [0, 2], [1, 0]]) == 1.0
     assert krippendorff_alpha([[2, 0], [1, 2]]) == pytest.approx(1 - 4 * (2 * 1 * 2 / 2) / (2 * 3 * 2))
 

@@ -1,4 +1,4 @@
-"""Surface scores are those of the libraries, called as the baselines of a coverage study say."""
+"""Compare surface scores with the libraries, called with the arguments of a coverage study."""
 
 from __future__ import annotations
 

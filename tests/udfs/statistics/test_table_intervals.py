@@ -1,4 +1,4 @@
-"""Intervals of confusion tables where whole questions are resampled: those of SciPy."""
+"""Compare the intervals of confusion tables with SciPy. The resamples use whole questions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from untold.udfs.statistics.intervals import FloatArray, IntArray, Interval, tab
 
 SHAPE, CELLS = (3, 5), 15
 ANSWERS = 5
-RESAMPLING_NOISE = 0.3  # in standard errors, of a limit of 4,000 resamples
+RESAMPLING_NOISE = 0.3  # in standard errors, of a limit with 4,000 resamples
 
 
 def make_questions(count: int, seed: int = 4) -> IntArray:
-    """Tables of questions whose answers are alike: int64[count, 3, 5]."""
+    """Return the tables of questions with similar answers: int64[count, 3, 5]."""
     random = np.random.default_rng(seed)
     tables = np.zeros((count, *SHAPE), dtype=np.int64)
     for table in tables:
@@ -33,7 +33,7 @@ def make_questions(count: int, seed: int = 4) -> IntArray:
 
 
 def intervals_of(tables: IntArray, seed: int) -> Mapping[tuple[str, str], Interval]:
-    """Return the intervals of all measures under all conventions, over questions."""
+    """Return the intervals of all measures over questions, for all conventions."""
 
     def under(convention: str, name: str, cells: IntArray) -> FloatArray:
         return MEASURES[name](under_convention(cells, convention))

@@ -1,4 +1,4 @@
-"""Tiers of agreement and the references that are drawn by them."""
+"""Test the tiers of agreement and the samples of references that are drawn by tier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics of totals over samples, against SciPy, statsmodels and counting by hand."""
+"""Compare the statistics of totals over samples with SciPy, statsmodels and a separate calculation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from untold.udfs.statistics.confusion import accuracy, kappa, macro_f1
 from untold.udfs.statistics.intervals import FloatArray, IntArray, total_interval
 from untold.udfs.statistics.item_agreement import auc, score_counts
 
-RESAMPLING_NOISE = 0.25  # in standard errors, of a limit of 10,000 resamples
+RESAMPLING_NOISE = 0.25  # in standard errors, of a limit with 10,000 resamples
 TABLES = st.lists(st.lists(st.integers(0, 9), min_size=4, max_size=4), min_size=1, max_size=5)
 
 
@@ -49,7 +49,7 @@ def test_kappa_of_any_number_of_labels_is_that_of_statsmodels(table: list[list[i
 
 def test_macro_f1_of_two_labels_by_hand() -> None:
     assert float(macro_f1(np.array([[3, 2], [1, 4]]))) == pytest.approx((f1(3, 1, 2) + f1(4, 2, 1)) / 2)
-    # No item is covered, and none is called so: that label is no part of the mean
+    # No item is covered or predicted as covered, so the mean does not include this label
     assert float(macro_f1(np.array([[0, 0], [0, 4]]))) == 1
 
 
