@@ -17,6 +17,7 @@ from untold.jobs.inputs.files import AS_THEY_ARE, InputFile, SampleError, listin
 from untold.jobs.inputs.reading import read_texts
 from untold.jobs.metrics import base
 from untold.jobs.metrics.judging import NumberedList
+from untold.jobs.metrics.panel import ordered, vote_rows
 from untold.jobs.metrics.settings import CitationsSettings
 from untold.jobs.metrics.views import CitationView
 from untold.jobs.retrieval.sources import catalog_in, row_ranges
@@ -35,6 +36,7 @@ PAGE = {
     "url": ("url",),
     "text": ("text", "contents", "content", "url_content", "segment"),
 }
+SUPPORTS = ordered(*citation_measures.WEIGHTS)
 _OPTIONAL = ("citations", "reference_sources")
 UNKNOWN: Mapping[str, tuple[float | None, float | None]] = {
     **dict.fromkeys(citation_measures.SHARES, (0.0, 1.0)),
@@ -91,7 +93,7 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
         cited = tools.keep(_with_pages(cited, _pages(cited, absolute(own.sources), settings)), "sources-with-texts")
     lists = NumberedList(JUDGE, own.list_size, {"sentences": "text"}, {"supports": "verdict", "reasons": "reason"})
     calls = base.StageCalls(NAME, tools)
-    asked = lists.ask(tools, _to_judge(cited), "sample_id", "group")
+    asked = lists.judge(tools, settings, SUPPORTS, _to_judge(cited), "sample_id", "group")
     judged = calls.record(JUDGE, tools.keep(asked, "judged-citations"))
     concluded = tools.keep(_conclude(given, cited, judged, own.score), "concluded")
     known = _with_status(samples, concluded)
@@ -100,6 +102,7 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
         "scores": base.measured_scores(known, NAME, own.score, F.lit(0), always=True),
         "measures": base.bounded_measures(known, NAME),
         "failures": calls.failures(),
+        **vote_rows(NAME, JUDGE, judged, "number", F.translate("group", citation_measures.AND, "|")),
     }
 
 
@@ -206,6 +209,7 @@ METRIC = base.Metric(
     score=score,
     assume=assume,
     sections={NAME: CitationsSettings},
+    judged=lambda _: (JUDGE,),
     settings=(NAME, "index"),
     digests=digests,
     tables=("citations", "scores", "measures", "failures"),

@@ -15,6 +15,7 @@ from untold.jobs.metrics import base, reference_facts, summaries
 from untold.jobs.metrics.graphs import LONGEST_ATOM
 from untold.jobs.metrics.grounded_claims import covered_statements
 from untold.jobs.metrics.judging import NumberedList
+from untold.jobs.metrics.panel import ordered, vote_rows
 from untold.jobs.metrics.settings import NuggetsSettings
 from untold.jobs.metrics.views import NuggetView
 from untold.jobs.run.session import spark_schema
@@ -27,6 +28,7 @@ NAME = "nuggets"
 CREATE, RATE, ASSIGN = ("create_nuggets", "rate_nuggets", "assign_nuggets")
 LISTED = 10
 _RATED = NumberedList(RATE, LISTED, {"nuggets": "text"}, {"labels": "label"})
+_SUPPORTS = ordered(*nugget_measures.SUPPORTS)
 _ASSIGNED = NumberedList(ASSIGN, LISTED, {"nuggets": "text"}, {"labels": "label", "reasons": "reason"})
 # The bounds of a sample without results. Counts have no upper bound
 UNKNOWN: Mapping[str, tuple[float | None, float | None]] = {
@@ -106,7 +108,8 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     incomplete = tools.keep(shared.incomplete(*searched), "incomplete-owners")
     ranked = tools.keep(_rank(shared.complete(nuggets, RATE), rated, settings), "ranked-nuggets")
     listed = samples.join(owners.owned, on="sample_id", how="inner").join(ranked, on="owner", how="inner")
-    assigned = calls.record(ASSIGN, tools.keep(_ASSIGNED.ask(tools, _to_assign(listed), "sample_id"), "assigned"))
+    labels = _ASSIGNED.judge(tools, settings, _SUPPORTS, _to_assign(listed), "sample_id")
+    assigned = calls.record(ASSIGN, tools.keep(labels, "assigned"))
     concluded = tools.keep(_conclude(listed, assigned, settings), "concluded")
     judged = base.with_status(samples, owners.owned, incomplete, concluded)
     failures = reference_facts.failures_of_owners(shared, owners, evidence)
@@ -115,6 +118,7 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
         "scores": base.measured_scores(judged, NAME, settings.nuggets.score, F.col("left_out")),
         "measures": base.measure_rows(judged, NAME, UNKNOWN),
         "failures": failures.unionByName(calls.failures()),
+        **vote_rows(NAME, ASSIGN, assigned, "number"),
     }
 
 
@@ -233,6 +237,7 @@ METRIC = base.Metric(
     score=score,
     assume=assume,
     sections={NAME: NuggetsSettings},
+    judged=lambda _: (ASSIGN,),
     settings=(NAME, "summarise_contexts"),
     tables=("statements", "scores", "measures", "failures"),
     needs=needs,

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
+import numpy as np
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -38,6 +39,7 @@ from untold.jobs.summary.score_counts import (
     without_nan,
 )
 from untold.udfs.statistics.intervals import clustered_bca_interval
+from untold.udfs.statistics.item_agreement import krippendorff_alpha
 from untold.udfs.statistics.permutation import binomial_test
 
 # Measures that count the statements of a response, or the vital nuggets. At 0 the others of the metric are undefined
@@ -137,6 +139,36 @@ def _named(measures: Mapping[str, Collection[str]]) -> str:
 
 
 Key = tuple[str, str | None]
+
+
+def with_alpha(summary: Rows, run: RunTables, stages: Mapping[str, str]) -> Rows:
+    """Return the rows of `summary` with Krippendorff's alpha of the votes of a panel.
+
+    run: has the tables `votes` and `scores`. stages: by metric the stage whose votes count. Only the counts of equal
+    votes leave DuckDB.
+    """
+    of_stage = " or ".join(f"metric = {quoted(name)} and stage = {quoted(stage)}" for name, stage in stages.items())
+    counted = fetch_rows(
+        connect_tables([run], ["votes", "scores"]),
+        f"""with items as (
+                select metric, sample_id, item_id, list_sort(list(label)) as labels from votes
+                where label is not null and ({of_stage}) group by all)
+            select metric, system, labels, count(*) as count from items join scores using (sample_id, metric)
+            group by grouping sets ((metric, system, labels), (metric, labels))
+            having grouping(system) = 1 or system is not null""",
+    )
+    items: dict[Key, Counter[tuple[str, ...]]] = defaultdict(Counter)
+    for row in counted:
+        items[row["metric"], row["system"]][tuple(row["labels"])] += row["count"]
+    return [{**row, "alpha": _alpha(items[row["metric"], row["system"]])} for row in summary]
+
+
+def _alpha(items: Counter[tuple[str, ...]]) -> float | None:
+    """Return Krippendorff's alpha of items, counted by their labels."""
+    names = sorted({label for labels in items for label in labels})
+    table = [[labels.count(name) for name in names] for labels in items]
+    alpha = krippendorff_alpha(np.repeat(np.array(table), list(items.values()), axis=0)) if table else None
+    return None if alpha is None else round(alpha, DECIMALS)
 
 
 def measure_repeats(runs: Sequence[Mapping[str, DataFrame]]) -> Rows:
