@@ -29,7 +29,7 @@ from untold.jobs.inference.stage.requests import Requests, Rows
 from untold.jobs.inputs.samples import SampleError, Samples, show_invalid
 from untold.jobs.metrics import METRICS, digests_of, stages_of
 from untold.jobs.metrics.base import Assumptions, Metric, note_profile
-from untold.jobs.metrics.scoring import Panel, ScoreRequest, bind_panel, repeated_samples, salted_stages
+from untold.jobs.metrics.scoring import Panel, ScoreRequest, bind_panel, repeated_samples, repetitions
 from untold.jobs.metrics.summaries import summarise_contexts
 from untold.jobs.retrieval.sources import STAGE, assumed_hits, assumed_results, context_chunks, stages_of_knowledge
 from untold.jobs.run.session import open_session
@@ -79,17 +79,19 @@ def plan(
     valid = found.samples.join(found.invalid.select("sample_id"), on="sample_id", how="left_anti")
     # Cached for all metrics and stages, because a plan writes no output
     samples = keep(valid)
-    scorings = [(samples, stages)]
+    scorings: list[tuple[DataFrame, Mapping[str, Stage]]] = [(samples, stages)]
     if settings.llm.repeats > 1:
         some = keep(repeated_samples(samples, found.row_count, settings))
-        scorings += [(some, salted) for _, salted in salted_stages(stages, settings.llm)]
-    rows: list[dict[str, Any]] = []
+        scorings += [(keep(chosen), again) for _, chosen, again in repetitions(some, stages, settings)]
+    planners: list[Planner] = []
     for chosen, bound in scorings:
-        panel = bind_panel(request.metrics, settings, bound)
-        planner = Planner(spark, bound, request.store or None, request.retry_failed, panel)
+        # Scorings with equal stages share requests
+        if not planners or planners[-1].stages is not bound:
+            panel = bind_panel(request.metrics, settings, bound)
+            planners.append(Planner(spark, bound, request.store or None, request.retry_failed, panel))
         for metric in request.metrics:
-            planner.add(METRICS[metric], chosen, settings)
-        rows += planner.rows()
+            planners[-1].add(METRICS[metric], chosen, settings)
+    rows = [row for planner in planners for row in planner.rows()]
     return [one for metric in request.metrics for one in one_a_stage(row for row in rows if row["metric"] == metric)]
 
 

@@ -36,7 +36,7 @@ from untold.jobs.metrics.scoring import (
     bind_panel,
     count_stages,
     repeated_samples,
-    salted_stages,
+    repetitions,
     score_samples,
 )
 from untold.jobs.retrieval.sources import open_knowledge
@@ -49,7 +49,14 @@ from untold.jobs.run.terminal import Display, RunProgress, amount, page_of, prin
 from untold.jobs.run_tables import open_run
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary import aggregate
-from untold.jobs.summary.aggregate import count_leaning, leaning_rows, measure_repeats, repeatability_lines, widened
+from untold.jobs.summary.aggregate import (
+    count_leaning,
+    leaning_rows,
+    measure_repeats,
+    repeatability_lines,
+    widened,
+    with_order_differences,
+)
 from untold.jobs.summary.run_summary import end_of_run
 from untold.jobs.summary.score_counts import COLUMN_OF_STATUS
 from untold.jobs.tables import REPEATABILITY, RESULT_TABLES, TABLES
@@ -205,17 +212,17 @@ def _score(run: _Scoring) -> Outcome:
 def _score_again(
     run: _Scoring, runner: StageRunner, samples: DataFrame, found: Samples, catalog: Catalog | None
 ) -> Iterator[tuple[StageRunner, Tables]]:
-    """Score a share of the samples under other salts, `llm.repeats` - 1 times, unless the run has ended."""
+    """Score a share of the samples `llm.repeats` - 1 times again (`repetitions`), unless the run has ended."""
     start, settings = run.start, run.request.settings
     if settings.llm.repeats == 1 or runner.ended:
         return
     some = start.workspace.keep(repeated_samples(samples, found.row_count, settings), "repeated-samples")
-    for number, stages in salted_stages(run.stages, settings.llm):
+    for number, chosen, stages in repetitions(some, run.stages, settings):
         # Repeated requests count as requests of their stage
         again = _with_panel(run, start.runner(stages, run.endpoint, account=runner.account))
         again.follow(runner)
         begin = partial(_enter_again, start.display, number)
-        yield again, score_samples(some, found.invalid, run.metrics, again, catalog, begin)
+        yield again, score_samples(chosen, found.invalid, run.metrics, again, catalog, begin)
         runner = again
 
 
@@ -348,6 +355,8 @@ def _summarise(
         for line in repeatability_lines(repeated):
             run.start.display.note(line)
         summary = widened(summary, repeated) if settings.statistics.widen else summary
+    if settings.repeats.shuffle_contexts and repeats:
+        summary = with_order_differences(summary, [written, *repeats], seed=seed)
     if settings.judges:
         stages = {metric.name: metric.judged(settings)[-1] for metric in run.metrics if metric.judged}
         summary = aggregate.with_alpha(summary, output.opened(("votes", "scores")), stages)

@@ -288,6 +288,9 @@ SUMMARY = pa.schema(
         ("answer_ci_high", pa.float64()),
         ("mean_zero", pa.float64()),  # the mean if the other samples with statements count as 0
         ("alpha", pa.float64()),  # Krippendorff's alpha of the votes of a panel; null without a panel
+        ("order_difference", pa.float64()),  # mean with the contexts in the given order minus that in other orders
+        ("order_ci_low", pa.float64()),  # 95 % BCa; null without repeats.shuffle_contexts
+        ("order_ci_high", pa.float64()),
     ]
 )
 # A measure over all samples of a metric or the samples of one system

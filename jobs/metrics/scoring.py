@@ -31,7 +31,7 @@ from untold.jobs.metrics.summaries import summarise_contexts
 from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.output import ORDER, with_added
 from untold.jobs.run.session import is_connect, spark_schema
-from untold.jobs.settings.model import LlmSettings, Settings, backend_for, settings_of_judges
+from untold.jobs.settings.model import Settings, backend_for, settings_of_judges
 from untold.jobs.settings.sections import BudgetSettings
 from untold.jobs.tables import TABLES
 from untold.udfs.facts.importance_measures import WEIGHED, weigh_batches
@@ -189,11 +189,30 @@ def repeated_samples(samples: DataFrame, count: int, settings: Settings) -> Data
     return samples.where(Draw(rows, settings.statistics.seed).among(samples))
 
 
-def salted_stages(stages: Mapping[str, Stage], llm: LlmSettings) -> Iterator[tuple[int, dict[str, Stage]]]:
-    """Yield the number of each repetition, from 2, and the stages with its salt. Lookups have no salt."""
+def repetitions(
+    some: DataFrame, stages: Mapping[str, Stage], settings: Settings
+) -> Iterator[tuple[int, DataFrame, Mapping[str, Stage]]]:
+    """Yield the number of each repetition, from 2, its samples and its stages.
+
+    The contexts have another order, or the stages have another salt. Lookups have no salt.
+    """
+    llm = settings.llm
     for number in range(2, llm.repeats + 1):
-        salt = " ".join(filter(None, (llm.salt, f"repeat {number}")))
-        yield number, {name: one if name in LOOKUPS else replace(one, salt=salt) for name, one in stages.items()}
+        if settings.repeats.shuffle_contexts:
+            yield number, shuffle_contexts(some, settings.statistics.seed, number), stages
+        else:
+            salt = " ".join(filter(None, (llm.salt, f"repeat {number}")))
+            salted = {name: one if name in LOOKUPS else replace(one, salt=salt) for name, one in stages.items()}
+            yield number, some, salted
+
+
+def shuffle_contexts(samples: DataFrame, seed: int, number: int) -> DataFrame:
+    """Return the samples with their contexts in the order of a hash, or reversed if the hash keeps the order."""
+    key = [F.lit(seed), F.lit(number), F.col("sample_id")]
+    placed = F.transform("contexts", lambda one, place: F.struct(F.xxhash64(*key, place), one.alias("context")))
+    shuffled = F.transform(F.array_sort(placed), lambda one: one["context"])
+    is_kept = shuffled == F.col("contexts")
+    return samples.withColumn("contexts", F.when(is_kept, F.reverse("contexts")).otherwise(shuffled))
 
 
 Panel = Mapping[str, tuple[Settings, Mapping[str, Stage]]]

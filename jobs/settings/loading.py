@@ -362,6 +362,8 @@ def _backend_problems(settings: Settings, merged: _Merged, choice: _Choice) -> I
             yield merged.problem(key, f"must be left out with llm.backend={llm.backend}")
     if settings.judges and any(backend_for(settings, name) != "process" for name in STAGE_NAMES):
         yield merged.problem("judges", "need llm.backend=process, also in stages.*")
+    if settings.repeats.shuffle_contexts and llm.repeats == 1:
+        yield merged.problem("repeats.shuffle_contexts", "needs llm.repeats above 1")
     batched = [name for name in STAGE_NAMES if backend_for(settings, name) == "batch"]
     if batched and batch.format == "files" and batch.folder is None:
         yield merged.problem("batch.format", "needs batch.folder, a folder of the requests and results")

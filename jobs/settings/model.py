@@ -245,6 +245,7 @@ class Settings(Section):
     budget: sections.BudgetSettings = sections.BudgetSettings()
     nightly: sections.NightlySettings = sections.NightlySettings()
     trend: sections.TrendSettings = sections.TrendSettings()
+    repeats: sections.RepeatsSettings = sections.RepeatsSettings()
     notify: sections.NotifySettings = sections.NotifySettings()
     lakehouse: sections.LakehouseSettings = sections.LakehouseSettings()
     spark: SparkSettings = SparkSettings()

@@ -259,6 +259,14 @@ class SourcesSettings(Section):
     )
 
 
+class RepeatsSettings(Section):
+    """Options of the scorings of `llm.repeats`."""
+
+    shuffle_contexts: bool = setting(
+        False, "Show the contexts of each repeated scoring in another order, in place of another llm.salt"
+    )
+
+
 class NotifySettings(Section):
     """Notifications: `score`, `nightly` and `trend --alert` post JSON at their end, without any text of samples."""
 

@@ -177,9 +177,8 @@ def measure_repeats(runs: Sequence[Mapping[str, DataFrame]]) -> Rows:
     runs: the tables of each scoring, the first with all samples. Samples count if every scoring has a score for them,
     and statements if every scoring of the sample has their text.
     """
-    scored = _numbered([run["scores"].select("metric", "sample_id", "system", "score") for run in runs])
     repeated = (
-        scored.where(~F.isnan("score"))
+        _scored(runs)
         .groupBy("metric", "sample_id", "system")
         .agg(F.count("score").alias("scorings"), F.var_samp("score").alias("within"))
         .where(F.col("scorings") == len(runs))
@@ -203,6 +202,29 @@ def measure_repeats(runs: Sequence[Mapping[str, DataFrame]]) -> Rows:
         }
         for (metric, system), row in sorted(within.items(), key=lambda item: (item[0][0], item[0][1] or ""))
     ]
+
+
+def with_order_differences(summary: Rows, runs: Sequence[Mapping[str, DataFrame]], *, seed: int) -> Rows:
+    """Return the rows of `summary` with the mean of a sample's first score minus its mean in the other scorings.
+
+    The interval resamples samples. runs: as in `measure_repeats`, with another order of contexts in each.
+    """
+    is_first = F.col("scoring") == 0
+    first, others = (F.avg(F.when(condition, F.col("score"))) for condition in (is_first, ~is_first))
+    sums = F.count("score").alias("scorings"), F.round(first - others, DECIMALS - 3).alias("difference")
+    repeated = _scored(runs).groupBy("metric", "sample_id", "system").agg(*sums).where(F.col("scorings") == len(runs))
+    counted = repeated.groupBy("metric", "system", "difference").count()
+    found: dict[Key, list[Row]] = defaultdict(list)
+    for row in counted.collect():
+        for system in {None, row["system"]}:
+            found[row["metric"], system].append(row.asDict())
+    return [{**row, **_order_columns(found[row["metric"], row["system"]], seed)} for row in summary]
+
+
+def _order_columns(counted: Sequence[Row], seed: int) -> dict[str, float | None]:
+    differences, counts = ([row[name] for row in counted] for name in ("difference", "count"))
+    interval = clustered_bca_interval(differences, [1] * len(counted), counts, seed=seed)
+    return {"order_difference": interval.mean, "order_ci_low": interval.low, "order_ci_high": interval.high}
 
 
 def repeatability_lines(rows: Rows) -> Iterator[str]:
@@ -233,6 +255,12 @@ def _widened(row: dict[str, Any], factor: float) -> dict[str, Any]:
 
 def _numbered(frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(DataFrame.unionByName, [one.withColumn("scoring", F.lit(place)) for place, one in enumerate(frames)])
+
+
+def _scored(runs: Sequence[Mapping[str, DataFrame]]) -> DataFrame:
+    """Return metric, sample_id, system, score and scoring: the defined scores of all scorings."""
+    scored = _numbered([run["scores"].select("metric", "sample_id", "system", "score") for run in runs])
+    return scored.where(~F.isnan("score"))
 
 
 def _verdicts(runs: Sequence[Mapping[str, DataFrame]]) -> DataFrame | None:
