@@ -15,7 +15,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import untold
-from untold.jobs import tables
+from untold.jobs import study_tables, tables
 from untold.jobs.cli.commands import COMMANDS
 from untold.jobs.cli.values import known_formats, question_formats
 from untold.jobs.metrics import METRICS
@@ -101,7 +101,7 @@ def schemas() -> dict[str, tuple[str, dict[str, str]]]:
     found: dict[str, tuple[str, dict[str, str]]] = {
         "COMPLETIONS": ("A request of a stage in a store, answered or failed", {})
     }
-    for said, name, body in SCHEMA.findall(inspect.getsource(tables)):
+    for said, name, body in SCHEMA.findall(inspect.getsource(tables) + inspect.getsource(study_tables)):
         meanings = dict(COLUMN.findall(body))
         found[name] = (" ".join(line.removeprefix("# ") for line in said.splitlines()), meanings)
     return found
@@ -109,7 +109,9 @@ def schemas() -> dict[str, tuple[str, dict[str, str]]]:
 
 def described_tables() -> str:
     described = schemas()
-    names = {id(value): name for name, value in vars(tables).items() if isinstance(value, pa.Schema)}
+    names = {
+        id(value): name for name, value in (vars(tables) | vars(study_tables)).items() if isinstance(value, pa.Schema)
+    }
     parts = ["# Tables\n", "Below each name: what one row is.", TABLES_IN_GENERAL]
     for name, schema in tables.TABLES.items():
         row, meanings = described[names[id(schema)]]

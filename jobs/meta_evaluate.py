@@ -31,8 +31,8 @@ from untold.jobs.study.meta_evaluation import StudyEndpoint as StudyEndpoint
 from untold.jobs.study.meta_evaluation import endpoint_of as endpoint_of
 from untold.jobs.study.report import draw, render_averages
 from untold.jobs.study.verdict_studies import ClaimStudy, NuggetStudy, RubricStudy
-from untold.jobs.tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
-from untold.jobs.tables import COVERAGE as COVERAGE_TABLE
+from untold.jobs.study_tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
+from untold.jobs.study_tables import COVERAGE as COVERAGE_TABLE
 from untold.udfs.errors import UserError
 from untold.udfs.storage import StoragePath
 

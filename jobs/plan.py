@@ -29,7 +29,7 @@ from untold.jobs.inference.stage.requests import Requests, Rows
 from untold.jobs.inputs.samples import SampleError, Samples, show_invalid
 from untold.jobs.metrics import METRICS, digests_of, stages_of
 from untold.jobs.metrics.base import Assumptions, Metric, note_profile
-from untold.jobs.metrics.scoring import ScoreRequest, repeated_samples, salted_stages
+from untold.jobs.metrics.scoring import Panel, ScoreRequest, bind_panel, repeated_samples, repetitions
 from untold.jobs.metrics.summaries import summarise_contexts
 from untold.jobs.retrieval.sources import STAGE, assumed_hits, assumed_results, context_chunks, stages_of_knowledge
 from untold.jobs.run.session import open_session
@@ -79,16 +79,19 @@ def plan(
     valid = found.samples.join(found.invalid.select("sample_id"), on="sample_id", how="left_anti")
     # Cached for all metrics and stages, because a plan writes no output
     samples = keep(valid)
-    scorings = [(samples, stages)]
+    scorings: list[tuple[DataFrame, Mapping[str, Stage]]] = [(samples, stages)]
     if settings.llm.repeats > 1:
         some = keep(repeated_samples(samples, found.row_count, settings))
-        scorings += [(some, salted) for _, salted in salted_stages(stages, settings.llm)]
-    rows: list[dict[str, Any]] = []
+        scorings += [(keep(chosen), again) for _, chosen, again in repetitions(some, stages, settings)]
+    planners: list[Planner] = []
     for chosen, bound in scorings:
-        planner = Planner(spark, bound, request.store or None, retry_failed=request.retry_failed)
+        # Scorings with equal stages share requests
+        if not planners or planners[-1].stages is not bound:
+            panel = bind_panel(request.metrics, settings, bound)
+            planners.append(Planner(spark, bound, request.store or None, request.retry_failed, panel))
         for metric in request.metrics:
-            planner.add(METRICS[metric], chosen, settings)
-        rows += planner.rows()
+            planners[-1].add(METRICS[metric], chosen, settings)
+    rows = [row for planner in planners for row in planner.rows()]
     return [one for metric in request.metrics for one in one_a_stage(row for row in rows if row["metric"] == metric)]
 
 
@@ -128,6 +131,7 @@ class Planner:
     stages: Mapping[str, Stage]
     store: str | None
     retry_failed: bool = False
+    panel: Panel = field(default_factory=dict)
     tallies: Tallies = field(default_factory=Tallies)
     _planned: list[_Planned] = field(default_factory=list)
     _before: EarlierRequests = field(default_factory=EarlierRequests)
@@ -177,7 +181,7 @@ class Planner:
         figures: Mapping[str, Figures] | None = None,
     ) -> PlanningTools:
         lookup = Lookup(self.spark, self.tallies, self.store, self.retry_failed, before)
-        return PlanningTools(planned, self.stages, lookup, outputs, given, figures)
+        return PlanningTools(planned, self.stages, lookup, outputs, given, figures, self.panel)
 
 
 @dataclass
@@ -204,12 +208,13 @@ class _Planned:
             exact = exact and (self.found_after is None or place < self.found_after)
             row = self._row(call, exact)
             expected = call if exact or place >= len(self.expected_calls) else self.expected_calls[place]
-            yield row | _expected(row, expected, figures.get(call.stage.name), self.assumed.settings, exact)
+            settings = call.settings or self.assumed.settings
+            yield row | _expected(row, expected, figures.get(call.stage.name), settings, exact)
             exact = exact and not call.tally["missing"]
 
     def _row(self, call: ExpectedCall, exact: bool) -> dict[str, Any]:
         """Return the largest possible columns. The tokens assume completions at their limit."""
-        settings, to_ask, stage = self.assumed.settings, call.tally["asked"], call.stage
+        settings, to_ask, stage = call.settings or self.assumed.settings, call.tally["asked"], call.stage
         tokens = {"prompt_tokens": call.prompt_tokens, "completion_tokens": to_ask * completion_limit(stage)}
         return {
             "metric": self.name,
@@ -299,12 +304,19 @@ class PlanningTools:
     outputs: Outputs
     given: Sequence[ExpectedCall] = ()
     figures: Mapping[str, Figures] | None = None
+    panel: Panel = field(default_factory=dict)
+    # The settings of a judge
+    settings: Settings | None = None
     calls: list[ExpectedCall] = field(default_factory=list)
 
     def run(self) -> list[ExpectedCall]:
         """Return the calls of the metric. Its tables are frames that are never read."""
         self.planned.metric.score(self.planned.samples, self, self.planned.assumed.settings)
         return self.calls
+
+    def judges(self) -> Mapping[str, PlanningTools]:
+        """Return tools that count the requests of each judge among the calls of the metric."""
+        return {name: replace(self, settings=own, stages=stages) for name, (own, stages) in self.panel.items()}
 
     def contexts(self) -> DataFrame:
         """Return the summarised contexts, which the metrics share: only the first metric has missing requests."""
@@ -355,7 +367,10 @@ class PlanningTools:
     def ask(self, stage: str, rows: DataFrame | Requests, carry: Iterable[str] = ()) -> DataFrame:
         """Look up the requests and return results like `StageRunner.ask`, with assumed results for missing requests."""
         requests = Rows(rows, tuple(carry)) if isinstance(rows, DataFrame) else rows
-        call = self._find(self.stages[stage], requests)
+        bound = self.stages[stage]
+        if self.settings is not None:
+            bound = Findings(self.settings, self.lookup.place).applied(bound)
+        call = replace(self._find(bound, requests), settings=self.settings)
         self.calls.append(call)
         self.lookup.before.add(call)
         return call.results(self.outputs[stage] if stage in self.outputs else assumed_results()[stage])

@@ -31,7 +31,14 @@ from untold.jobs.metrics.base import Metric, Tables, note_profile
 from untold.jobs.metrics.condensing import check_graphframes
 from untold.jobs.metrics.graphs import SIDES
 from untold.jobs.metrics.judging import MISS_RATE, SCORE_AUDITED
-from untold.jobs.metrics.scoring import ScoreRequest, count_stages, repeated_samples, salted_stages, score_samples
+from untold.jobs.metrics.scoring import (
+    ScoreRequest,
+    bind_panel,
+    count_stages,
+    repeated_samples,
+    repetitions,
+    score_samples,
+)
 from untold.jobs.retrieval.sources import open_knowledge
 from untold.jobs.run import manifest
 from untold.jobs.run.folders import Counted, LostRowsError
@@ -42,10 +49,17 @@ from untold.jobs.run.terminal import Display, RunProgress, amount, page_of, prin
 from untold.jobs.run_tables import open_run
 from untold.jobs.settings.model import Settings
 from untold.jobs.summary import aggregate
-from untold.jobs.summary.aggregate import count_leaning, leaning_rows, measure_repeats, repeatability_lines, widened
+from untold.jobs.summary.aggregate import (
+    count_leaning,
+    leaning_rows,
+    measure_repeats,
+    repeatability_lines,
+    widened,
+    with_order_differences,
+)
 from untold.jobs.summary.run_summary import end_of_run
 from untold.jobs.summary.score_counts import COLUMN_OF_STATUS
-from untold.jobs.tables import REPEATABILITY, RESULT_TABLES
+from untold.jobs.tables import REPEATABILITY, RESULT_TABLES, TABLES
 from untold.udfs.llm.keys import Stage
 from untold.udfs.redaction import redact
 from untold.udfs.retrieval.index_table import Catalog
@@ -121,7 +135,8 @@ def is_complete(request: ScoreRequest, earlier: Mapping[str, Any]) -> bool:
 
 def _table_names(settings: Settings) -> Sequence[str]:
     """Return the tables that a run with these settings writes."""
-    return (*RESULT_TABLES, "repeatability") if settings.llm.repeats > 1 else tuple(RESULT_TABLES)
+    more = {"repeatability": settings.llm.repeats > 1, "votes": bool(settings.judges)}
+    return (*RESULT_TABLES, *(name for name, is_written in more.items() if is_written))
 
 
 def _digests(
@@ -186,7 +201,7 @@ def _score(run: _Scoring) -> Outcome:
     _begin(run, found, content, changes)
     samples = _write_samples(start, found, content)
     start.display.course = RunProgress(count_stages(run.metrics, settings) * settings.llm.repeats)
-    runner = start.runner(run.stages, run.endpoint)
+    runner = _with_panel(run, start.runner(run.stages, run.endpoint))
     tables = score_samples(samples, found.invalid, run.metrics, runner, catalog, start.display.course.enter)
     repeats = list(_score_again(run, runner, samples, found, catalog))
     start.engines.process.leave()
@@ -197,18 +212,28 @@ def _score(run: _Scoring) -> Outcome:
 def _score_again(
     run: _Scoring, runner: StageRunner, samples: DataFrame, found: Samples, catalog: Catalog | None
 ) -> Iterator[tuple[StageRunner, Tables]]:
-    """Score a share of the samples under other salts, `llm.repeats` - 1 times, unless the run has ended."""
+    """Score a share of the samples `llm.repeats` - 1 times again (`repetitions`), unless the run has ended."""
     start, settings = run.start, run.request.settings
     if settings.llm.repeats == 1 or runner.ended:
         return
     some = start.workspace.keep(repeated_samples(samples, found.row_count, settings), "repeated-samples")
-    for number, stages in salted_stages(run.stages, settings.llm):
+    for number, chosen, stages in repetitions(some, run.stages, settings):
         # Repeated requests count as requests of their stage
-        again = start.runner(stages, run.endpoint, account=runner.account)
+        again = _with_panel(run, start.runner(stages, run.endpoint, account=runner.account))
         again.follow(runner)
         begin = partial(_enter_again, start.display, number)
-        yield again, score_samples(some, found.invalid, run.metrics, again, catalog, begin)
+        yield again, score_samples(chosen, found.invalid, run.metrics, again, catalog, begin)
         runner = again
+
+
+def _with_panel(run: _Scoring, runner: StageRunner) -> StageRunner:
+    """Return the runner with the runners of the judges of a panel, which share its account and its salt."""
+    start, request = run.start, run.request
+    for model, (settings, stages) in bind_panel(request.metrics, request.settings, runner.stages).items():
+        own = {"settings": settings, "account": runner.account, "run": runner, "answered_before": False}
+        endpoint = open_endpoint(request, start.display, settings=settings)
+        runner.panel[model] = start.runner(stages, endpoint, **own)
+    return runner
 
 
 def _enter_again(display: Display, number: int, metric: str) -> None:
@@ -330,6 +355,14 @@ def _summarise(
         for line in repeatability_lines(repeated):
             run.start.display.note(line)
         summary = widened(summary, repeated) if settings.statistics.widen else summary
+    if settings.repeats.shuffle_contexts and repeats:
+        summary = with_order_differences(summary, [written, *repeats], seed=seed)
+    if settings.judges:
+        stages = {metric.name: metric.judged(settings)[-1] for metric in run.metrics if metric.judged}
+        summary = aggregate.with_alpha(summary, output.opened(("votes", "scores")), stages)
+        for row in summary:
+            if row["level"] == "overall" and row["alpha"] is not None:
+                run.start.display.note(f"{row['metric']}: Krippendorff's alpha of the judges is {row['alpha']:.3f}")
     output.write_rows("summary", summary, RESULT_TABLES["summary"])
     zeroed = {metric.name: metric.zeroed for metric in run.metrics}
     always = {metric.name: metric.undefined_zero for metric in run.metrics}
@@ -369,13 +402,13 @@ def _write_tables(output: Output, tables: Tables, counted: Mapping[str, Counted]
     Most of the time of a small table is planning and renaming of files in the driver.
     """
     few = output.manifest["counts"]["samples"] <= FEW_SAMPLES
-    names = [name for name in ORDER if name != "samples"]
+    names = [name for name in ORDER if name in output.tables and name != "samples"]
     for name in names:
         if name not in tables:
-            output.write_rows(name, [], RESULT_TABLES[name])
+            output.write_rows(name, [], TABLES[name])
 
     def write(name: str) -> DataFrame:
-        schema, counts = RESULT_TABLES[name], counted.get(name)
+        schema, counts = TABLES[name], counted.get(name)
         return output.write(name, tables[name], order=ORDER[name], schema=schema, few=few, counted=counts)
 
     given = [name for name in names if name in tables]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from untold.jobs.study_tables import STUDY_TABLES
 from untold.udfs.llm.store_files import ALTERNATIVE as ALTERNATIVE
 from untold.udfs.llm.store_files import COMPLETIONS as COMPLETIONS
 
@@ -286,6 +287,10 @@ SUMMARY = pa.schema(
         ("answer_ci_low", pa.float64()),  # 95 % Wilson
         ("answer_ci_high", pa.float64()),
         ("mean_zero", pa.float64()),  # the mean if the other samples with statements count as 0
+        ("alpha", pa.float64()),  # Krippendorff's alpha of the votes of a panel; null without a panel
+        ("order_difference", pa.float64()),  # mean with the contexts in the given order minus that in other orders
+        ("order_ci_low", pa.float64()),  # 95 % BCa; null without repeats.shuffle_contexts
+        ("order_ci_high", pa.float64()),
     ]
 )
 # A measure over all samples of a metric or the samples of one system
@@ -348,6 +353,20 @@ REPEATABILITY = pa.schema(
         ("statements", pa.int64()),  # statements in every scoring, compared by text
         ("disagreement_rate", pa.float64()),  # share of these statements with different verdicts
         ("share", pa.float64()),  # the judge's share of the variance of scores
+    ]
+)
+# The vote of a judge of a panel on an item
+VOTES = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("metric", pa.string()),
+        ("stage", pa.string()),  # the stage that labels the items
+        ("item_id", pa.string()),  # <sample_id>:<metric>:<item>; a statement_id or claim_id if the item is one
+        ("judge", pa.string()),  # the model
+        ("label", pa.string()),  # null for a missing vote
+        ("request_id", pa.string()),
+        ("error_type", pa.string()),  # the reason for a missing vote; null if its completion has no clear label
+        ("error", pa.string()),
     ]
 )
 # A form of a metric and the published form on the same samples: usage and agreement
@@ -437,109 +456,6 @@ RECALL_CURVE = pa.schema(
         ("n", pa.int64()),  # samples whose recall at k is defined
     ]
 )
-# A measure of agreement with people under one convention for undefined scores
-META_EVALUATION = pa.schema(
-    [
-        ("dataset", pa.string()),
-        ("metric", pa.string()),  # null for baselines, like model
-        ("model", pa.string()),
-        ("convention", pa.string()),  # for undefined scores: mismatch, zero or published
-        ("measure", pa.string()),  # lmr, kappa, ...
-        ("value", pa.float64()),  # null if the measure is undefined
-        ("ci_low", pa.float64()),
-        ("ci_high", pa.float64()),
-        ("n", pa.int64()),  # compared units; for a spread, models
-        ("excluded", pa.int64()),  # comparisons that the convention excludes
-        ("published", pa.float64()),  # the figure of the paper
-        ("level", pa.string()),  # the unit of a study of coverage: sample, query or item
-        ("p_value", pa.float64()),  # of a correlation, two-sided
-    ]
-)
-# A labelled sample under a metric of a model, or under a baseline (docs/methods.md, section 6)
-COVERAGE = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        ("query_id", pa.string()),  # the given id, or the query, or the sample
-        ("metric", pa.string()),  # a metric, or a baseline with the model null
-        ("model", pa.string()),
-        ("human", pa.float64()),  # share of the labelled items that people call covered; null without labels
-        ("labelled", pa.int64()),  # items with a majority
-        ("ties", pa.int64()),  # items with evenly split annotators, which are left out
-        ("value", pa.float64()),  # share of its items that the metric calls covered, or the value of the baseline
-        ("true_positives", pa.int64()),  # labelled items that both call covered; null if the metric judged none
-        ("false_positives", pa.int64()),  # items that only the metric calls covered
-        ("false_negatives", pa.int64()),  # items that only people call covered
-        ("true_negatives", pa.int64()),  # items that both call uncovered
-        ("judged", pa.int64()),  # the sum of these four
-    ]
-)
-# The number of references in each tier of agreement of a coverage study (docs/methods.md, section 6)
-TIERS = pa.schema(
-    [
-        ("dataset", pa.string()),
-        ("tier", pa.string()),  # full, partial, singleton:<method> or none
-        ("count", pa.int64()),
-    ]
-)
-# The false negatives of a method
-FALSE_NEGATIVES = pa.schema(
-    [
-        ("method", pa.string()),  # <metric>:<model>, or a baseline
-        ("fn", pa.int64()),
-        ("fn_candidate", pa.int64()),  # no covering candidate was judged; null without candidates
-        ("fn_entailment", pa.int64()),  # the other false negatives
-    ]
-)
-# A reference of a drawn subset
-SUBSET = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        ("reference_id", pa.string()),
-        ("tier", pa.string()),
-    ]
-)
-# The number of questions, or single units, with equal points. Intervals over several data sets use these counts.
-MATCH_COUNTS = pa.schema(
-    [
-        ("dataset", pa.string()),
-        ("metric", pa.string()),
-        ("model", pa.string()),
-        ("convention", pa.string()),
-        ("measure", pa.string()),
-        ("scale", pa.int64()),  # points of a full match
-        ("points", pa.int64()),  # an integer, so that equal points are one row
-        ("size", pa.int64()),  # units of a question with points
-        ("count", pa.int64()),  # questions with these points
-        ("excluded", pa.int64()),  # comparisons that these questions exclude
-    ]
-)
-# A paired permutation test of two metrics of one model, or of two prompts of one metric (docs/methods.md, section 7)
-COMPARISONS = pa.schema(
-    [
-        ("dataset", pa.string()),
-        ("model", pa.string()),
-        ("first", pa.string()),  # a metric or a prompt set
-        ("second", pa.string()),
-        ("difference", pa.float64()),  # first minus second: accuracy over items for coverage, otherwise mean LMR
-        ("p_value", pa.float64()),
-        ("p_adjusted", pa.float64()),  # after Benjamini and Hochberg, separately for metrics and prompts
-        ("n", pa.int64()),  # units or items that both judged
-        ("convention", pa.string()),  # the convention of the points; null for coverage
-        ("metric", pa.string()),  # for two prompt sets; null for two metrics
-    ]
-)
-# A share from human labels, with its 95 % interval (docs/methods.md, section 6)
-HUMAN_STUDY = pa.schema(
-    [
-        ("metric", pa.string()),
-        ("measure", pa.string()),
-        ("value", pa.float64()),
-        ("ci_low", pa.float64()),
-        ("ci_high", pa.float64()),
-        ("n", pa.int64()),
-    ]
-)
-
 # A chunk that a search found for a query
 HITS = pa.schema(
     [
@@ -577,18 +493,12 @@ RESULT_TABLES = {
 TABLES = {
     **RESULT_TABLES,
     "completions": COMPLETIONS,
-    "meta_evaluation": META_EVALUATION,
-    "coverage": COVERAGE,
-    "tiers": TIERS,
-    "false_negatives": FALSE_NEGATIVES,
-    "subset": SUBSET,
-    "match_counts": MATCH_COUNTS,
-    "comparisons": COMPARISONS,
-    "human_study": HUMAN_STUDY,
+    **STUDY_TABLES,
     "hits": HITS,
     "beta_sweep": BETA_SWEEP,
     "recall_curve": RECALL_CURVE,
     "repeatability": REPEATABILITY,
+    "votes": VOTES,
     "estimates": ESTIMATES,
     "calibration": CALIBRATION,
 }

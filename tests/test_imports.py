@@ -35,6 +35,7 @@ RANKS = {
     "untold.jobs.retrieval": 3,
     "untold.jobs.settings": 4,
     "untold.jobs.tables": 4,
+    "untold.jobs.study_tables": 4,
     "untold.jobs.run_tables": 4,
     "untold.jobs.report": 2,
     "untold.jobs.analysis": 3,

@@ -76,9 +76,24 @@ def stages_of(metrics: Sequence[str], settings: Settings) -> list[str]:
     judge takes the place of a language model and cannot answer a stage.
     """
     asked = {metric: METRICS[metric].asks(settings) for metric in metrics}
+    judged_stages_of(metrics, settings)
     if settings.llm.is_judge:
         _check_judged(asked)
     return list(dict.fromkeys(name for names in asked.values() for name in names))
+
+
+def judged_stages_of(metrics: Sequence[str], settings: Settings) -> list[str]:
+    """Return the distinct stages whose items a panel labels, in order, and nothing without a panel.
+
+    Raises SettingsError for metrics without a panel, and for settings that a panel excludes.
+    """
+    from untold.jobs.settings.model import SettingsError
+
+    if settings.judges and (lacking := [name for name in metrics if METRICS[name].judged is None]):
+        works = ", ".join(name for name in METRICS if METRICS[name].judged)
+        raise SettingsError(f"judges: {', '.join(lacking)} has no panel of judges, only {works}. Remove judges")
+    found = (METRICS[metric].judged for metric in metrics) if settings.judges else ()
+    return list(dict.fromkeys(name for judged in found if judged for name in judged(settings)))
 
 
 def _check_judged(asked: Mapping[str, Sequence[str]]) -> None:

@@ -15,10 +15,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.graph.distributed import Condensed
-from untold.jobs.inference.stage.requests import Requests, failure_rows, has_failed, is_unasked
+from untold.jobs.inference.stage.requests import Requests, failure_rows, has_failed, is_unasked, outcomes
 from untold.jobs.inputs.samples import OPTIONAL_TYPES
 from untold.jobs.metrics.views import View
-from untold.jobs.retrieval.sources import OUTCOME, stages_of_knowledge
+from untold.jobs.retrieval.sources import stages_of_knowledge
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.fields import Section
 from untold.jobs.settings.model import Settings
@@ -56,6 +56,9 @@ class Tools(Protocol):
         rows: query, sample_id and any other columns. `jobs.retrieval.knowledge.Knowledge` lists the columns of hits. A
         metric that calls this function sets `Metric.retrieves`.
         """
+
+    def judges(self) -> Mapping[str, Tools]:
+        """Return the tools of each judge by its name, for a run whose settings have a panel."""
 
     def keep(self, frame: DataFrame, name: str) -> DataFrame:
         """Compute a frame once and return its rows, for a frame that is read several times.
@@ -118,7 +121,7 @@ class StageCalls:
         """
         frames = []
         for stage, results in self.results.items():
-            lost = reduce(DataFrame.unionByName, (rows.select(self.key, *OUTCOME) for rows in results))
+            lost = reduce(DataFrame.unionByName, (outcomes(rows, self.key) for rows in results))
             if owned is not None:
                 lost = owned.join(lost.where(has_failed()), on=self.key, how="inner")
             frames.append(failure_rows(self.metric, stage, lost))
@@ -164,6 +167,8 @@ class Metric:
     reads_more: Callable[[Settings], tuple[str, ...]] | None = None
     # Own settings by section: `{"toy": ToySettings}` adds `toy.*`, and `settings.of(ToySettings)` returns them
     sections: Mapping[str, type[Section]] = field(default_factory=dict)
+    # Returns the stages whose items a panel of judges can label. None if the metric has no panel
+    judged: Callable[[Settings], tuple[str, ...]] | None = None
     # The settings that results depend on besides the settings of the stages, by dotted key or section; None for all
     settings: tuple[str, ...] | None = None
     # Returns the digests of the files that settings name, by setting. They belong to the identity of an output.
@@ -214,7 +219,8 @@ class Metric:
         if self.settings is None:
             return True
         of_claims = ("claims",) if self.supported_share else ()
-        names = (*self.settings, *(LOOKED_UP if self.retrieves else ()), *of_claims, "statistics", "sources")
+        common = (*of_claims, "statistics", "sources", "judges", "judges_rule")
+        names = (*self.settings, *(LOOKED_UP if self.retrieves else ()), *common)
         return any(f"{key}.".startswith(f"{name}.") for name in names)
 
     def bounds_of_unknown(self, settings: Settings) -> Bounds:

@@ -17,6 +17,7 @@ from untold.jobs.inputs.files import AS_THEY_ARE, InputFile, SampleError, listin
 from untold.jobs.inputs.reading import read_texts
 from untold.jobs.metrics import base
 from untold.jobs.metrics.judging import NumberedList
+from untold.jobs.metrics.panel import ordered, vote_rows
 from untold.jobs.metrics.settings import CitationsSettings
 from untold.jobs.metrics.views import CitationView
 from untold.jobs.retrieval.sources import catalog_in, row_ranges
@@ -35,6 +36,7 @@ PAGE = {
     "url": ("url",),
     "text": ("text", "contents", "content", "url_content", "segment"),
 }
+SUPPORTS = ordered(*citation_measures.WEIGHTS)
 _OPTIONAL = ("citations", "reference_sources")
 UNKNOWN: Mapping[str, tuple[float | None, float | None]] = {
     **dict.fromkeys(citation_measures.SHARES, (0.0, 1.0)),
@@ -83,7 +85,7 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     their requests.
     """
     calls, score = base.StageCalls(NAME, tools), settings.citations.score
-    judged = judge_sentences(samples, calls, settings)
+    judged, votes = judge_sentences(samples, calls, settings)
     concluded = tools.keep(_conclude(samples, judged, score), "concluded")
     known = _with_status(samples, concluded)
     return {
@@ -91,14 +93,17 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
         "scores": base.measured_scores(known, NAME, score, F.lit(0), always=True),
         "measures": base.bounded_measures(known, NAME),
         "failures": calls.failures(),
+        **votes,
     }
 
 
-def judge_sentences(samples: DataFrame, calls: base.StageCalls, settings: Settings) -> DataFrame:
-    """Return sample_id, sentences, judged and waiting, as `citation_measures.conclude_batches` reads them.
+def judge_sentences(
+    samples: DataFrame, calls: base.StageCalls, settings: Settings
+) -> tuple[DataFrame, Mapping[str, DataFrame]]:
+    """Return sample_id, sentences, judged and waiting, as `citation_measures.conclude_batches` reads them, and votes.
 
     The result has a row per sample, and the requests are recorded. samples: sample_id, response, contexts, and
-    citations if the input has them. waiting is true if a sentence was not requested.
+    citations if the input has them. waiting is true if a sentence was not requested. Only a panel has the table votes.
     """
     own, tools = settings.citations, calls.tools
     given = samples.select("sample_id", "response", "contexts", *base.optional_columns(samples, ("citations",)))
@@ -107,11 +112,12 @@ def judge_sentences(samples: DataFrame, calls: base.StageCalls, settings: Settin
     if own.sources is not None:
         cited = tools.keep(_with_pages(cited, _pages(cited, absolute(own.sources), settings)), "sources-with-texts")
     lists = NumberedList(JUDGE, own.list_size, {"sentences": "text"}, {"supports": "verdict", "reasons": "reason"})
-    asked = lists.ask(tools, _to_judge(cited), "sample_id", "group")
+    asked = lists.judge(tools, settings, SUPPORTS, _to_judge(cited), "sample_id", "group")
     judged = calls.record(JUDGE, tools.keep(asked, "judged-citations"))
     verdicts = base.collect(judged, "judged", "group", "number", "verdict", "reason", "error_type")
     rows = cited.withColumn("sentences", F.transform("sentences", _without_texts))
-    return rows.join(verdicts, on="sample_id", how="left")
+    votes = vote_rows(NAME, JUDGE, judged, "number", F.translate("group", citation_measures.AND, "|"))
+    return rows.join(verdicts, on="sample_id", how="left"), votes
 
 
 def _pages(cited: DataFrame, path: str, settings: Settings) -> DataFrame:
@@ -216,6 +222,7 @@ METRIC = base.Metric(
     score=score,
     assume=assume,
     sections={NAME: CitationsSettings},
+    judged=lambda _: (JUDGE,),
     settings=(NAME, "index"),
     digests=digests,
     tables=("citations", "scores", "measures", "failures"),

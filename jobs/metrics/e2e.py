@@ -20,29 +20,42 @@ from untold.jobs.metrics.base import (
 )
 from untold.jobs.metrics.graphs import MEASURES, conflict_measures, conflict_rows
 from untold.jobs.metrics.graphs import SIDES as SIDES_OF
+from untold.jobs.metrics.judging import NumberedList
+from untold.jobs.metrics.panel import COVERED, vote_rows
 from untold.jobs.metrics.settings import E2eSettings
 from untold.jobs.run.session import spark_schema
-from untold.jobs.settings.model import Settings
+from untold.jobs.settings.model import Settings, SettingsError
 from untold.udfs.facts.importance_measures import Weighting
 from untold.udfs.facts.nodes import SIDES, find_sides
 
 NAME = "e2e"
 STAGE = "evaluate_coverage"
 LIST, COVER = "list_conflicts", "cover_sides"
+# The statements that a judge of a panel labels in one request
+_COVERING = NumberedList(COVER, 20, {"statements": "text"}, {"covered": "covered"})
 
 
 def stages(settings: Settings) -> tuple[str, ...]:
     """Return the stages in order."""
-    return summaries.stages_with_contexts(settings, STAGE, *((LIST, COVER) if settings.e2e.conflicts else ()))
+    more = (LIST, COVER) if settings.e2e.conflicts else (COVER,) if settings.judges else ()
+    return summaries.stages_with_contexts(settings, STAGE, *more)
+
+
+def judged_stages(settings: Settings) -> tuple[str, ...]:
+    """Return the stage of a panel's verdicts. Raises SettingsError for conflicts, which the run's model judges."""
+    if settings.e2e.conflicts:
+        raise SettingsError("judges: a panel cannot judge the conflicts of e2e. Remove judges, or e2e.conflicts")
+    return (COVER,)
 
 
 def assume(settings: Settings) -> Assumptions:
-    """Assume a judgement without statements, and a conflict with two other sides."""
+    """Assume a judgement without statements, or one statement for a panel, and a conflict with two other sides."""
     numbers = F.array(F.lit(1))
     side = {name: F.struct(F.lit(name).alias("text"), numbers.alias("sources")) for name in SIDES_OF}
     conflict = F.struct(*(value.alias(name) for name, value in side.items()))
+    statement = F.struct(F.col("query").alias("text"), F.lit(False).alias("covered"), numbers.alias("sources"))
     judgement = {
-        STAGE: {"statements": F.array(), "dropped": F.lit(0)},
+        STAGE: {"statements": F.array(*([statement] if settings.judges else [])), "dropped": F.lit(0)},
         LIST: {"conflicts": F.array(conflict), "dropped": F.lit(0)},
         COVER: {"covered": F.transform("statements", lambda _: F.lit(False))},
     }
@@ -64,10 +77,37 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     prepared = summaries.gather_contexts(calls.record(summaries.STAGE, tools.contexts()))
     judged = calls.ask(STAGE, rows_to_judge(samples, prepared), carry=("sample_id", "context_ids"))
     statements = read_statements(judged)
-    tables = {"statements": statements, "scores": _score_samples(samples, prepared, judged, statements)}
+    votes: dict[str, DataFrame] = {}
+    if settings.judges:
+        statements, verdicts = _judge_statements(samples, statements, tools, settings)
+        votes = vote_rows(NAME, COVER, calls.record(COVER, verdicts), "number")
+    tables = {"statements": statements.drop("waiting"), "scores": _score_samples(samples, prepared, judged, statements)}
     if settings.e2e.conflicts:
         tables |= _find_conflicts(samples, prepared, judged, tables["scores"], calls)
-    return {**tables, "failures": calls.failures()}
+    return {**tables, **votes, "failures": calls.failures()}
+
+
+def _judge_statements(
+    samples: DataFrame, statements: DataFrame, tools: Tools, settings: Settings
+) -> tuple[DataFrame, DataFrame]:
+    """Return the statements with the verdicts of a panel, and the verdicts: sample_id, number, covered and votes.
+
+    The verdicts of the run's model do not count. `covered` is null if the votes do not decide, and waiting is true if a
+    vote was not requested. A blank response covers no statement without a request.
+    """
+    number = F.element_at(F.split("statement_id", ":"), -1).cast("int").alias("number")
+    listed = F.array_sort(F.collect_list(F.struct(number, "text"))).alias("listed")
+    stated = samples.where(~is_blank("response")).select("sample_id", "response")
+    rows = stated.join(statements.groupBy("sample_id").agg(listed), on="sample_id", how="inner")
+    listing = tools.keep(rows, "listed-statements")
+    verdicts = _COVERING.judge(tools, settings, COVERED, listing, "sample_id")
+    found = verdicts.select(
+        statement_id("number").alias("statement_id"), F.struct("covered", is_unasked().alias("waiting")).alias("found")
+    )
+    joined = statements.join(found, on="statement_id", how="left")
+    covered = F.when(F.col("found").isNull(), F.lit(False)).otherwise(F.col("found.covered"))
+    judged = joined.withColumns({"covered": covered, "waiting": F.col("found.waiting")}).drop("found")
+    return tools.keep(judged, "statements-of-panel"), verdicts
 
 
 def _find_conflicts(
@@ -175,24 +215,32 @@ def _score_samples(samples: DataFrame, prepared: DataFrame, judged: DataFrame, s
     """Return the table `scores`: one row per sample.
 
     A sample without contexts has no row in `prepared`, a sample without a request has none in `judged`, and a sample
-    with empty lists has none in `counts`. low, high and unjudged are null, because a single judgement has no parts.
+    with empty lists has none in `counts`. Without a panel, low, high and unjudged are null, because a single judgement
+    has no parts. statements: also with the column waiting of a panel.
     """
+    has_panel = "waiting" in statements.columns
     counts = statements.groupBy("sample_id").agg(
-        F.count_if("covered").alias("covered"), F.count_if(~F.col("covered")).alias("uncovered")
+        F.count_if("covered").alias("covered"),
+        F.count_if(~F.col("covered")).alias("uncovered"),
+        F.count_if(F.col("covered").isNull()).alias("unjudged"),
+        F.max("waiting" if has_panel else F.lit(False)).alias("waiting"),
     )
     flags = has_failed().alias("lost"), is_unasked().alias("waiting")
-    total = F.coalesce("covered", F.lit(0)) + F.coalesce("uncovered", F.lit(0))
+    total = F.coalesce(F.col("covered") + F.col("uncovered") + F.col("unjudged"), F.lit(0))
     joined = with_status(
         samples,
         prepared.select("sample_id", "lost", "waiting"),
         judged.select("sample_id", "dropped", *flags),
         counts,
         empty=total == 0,
-        # A sample has one judgement or none, so it is never partial
-        partial=F.lit(False),
     )
-    nothing = [F.lit(None).cast("double").alias(name) for name in ("unjudged", "low", "high")]
-    return joined.select("*", *nothing).select(*score_columns(NAME, F.col("dropped")))
+    nothing = F.lit(None).cast("double")
+    low, high = F.col("covered").cast("double"), (F.col("covered") + F.col("unjudged")).cast("double")
+    if has_panel:
+        ends = {"low": F.try_divide(low, total), "high": F.try_divide(high, total)}
+    else:
+        ends = dict.fromkeys(("unjudged", "low", "high"), nothing)
+    return joined.withColumns(ends).select(*score_columns(NAME, F.col("dropped")))
 
 
 def unknown_bounds(settings: Settings) -> Bounds:
@@ -207,6 +255,7 @@ METRIC = Metric(
     assume=assume,
     sections={NAME: E2eSettings},
     tables=("statements", "conflicts", "scores", "measures", "failures"),
+    judged=judged_stages,
     settings=("summarise_contexts", NAME),
     unknown=unknown_bounds,
     weighting=lambda settings: Weighting(settings.sources.weights),

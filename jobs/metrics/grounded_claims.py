@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.inference.stage.call_settings import RELATION
-from untold.jobs.inference.stage.requests import has_failed, is_unasked
+from untold.jobs.inference.stage.requests import OUTCOME, has_failed, is_unasked, outcomes
 from untold.jobs.metrics import judging
 from untold.jobs.metrics.base import Tools
+from untold.jobs.metrics.panel import RELATIONS, ask_judges, vote_rows, votes_in
 from untold.jobs.retrieval.sources import query_key
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
@@ -37,22 +38,22 @@ def grounding_stage(settings: Settings, *, in_lists: bool = False) -> str:
 
 
 def ground(pairs: DataFrame, tools: Tools, settings: Settings, carry: Iterable[str] = ()) -> DataFrame:
-    """Return `carry`, request_id, relation, probability, grounded and errors of pairs of a premise and a hypothesis.
+    """Return `carry`, relation, probability, grounded and `OUTCOME` of pairs of a premise and a hypothesis.
+
+    A panel adds votes.
 
     `classify_relation` grounds a claim with the relation `entailment`, and its probability is null. A classifier
     grounds a claim with a probability of entailment of at least `grounding.threshold`. The results of a failed request
     are null.
     """
     stage, kept = grounding_stage(settings), tuple(carry)
-    judged = tools.ask(stage, pairs, carry=kept)
+    judged = ask_judges(lambda own: own.ask(stage, pairs, carry=kept), tools, settings, kept, "relation", RELATIONS)
     if stage == judging.CLASSIFY:
         judged = judged.withColumn("probability", F.lit(None).cast("double"))
         grounds = F.col("relation") == ENTAILMENT
     else:
         grounds = F.col("probability") >= settings.grounding.threshold
-    return judged.select(
-        *kept, "request_id", "relation", "probability", grounds.alias("grounded"), "error_type", "error"
-    )
+    return judged.select(*kept, "relation", "probability", grounds.alias("grounded"), *OUTCOME, *votes_in(judged))
 
 
 CLAIM = ("owner", "claim_key")
@@ -123,33 +124,36 @@ def _judge_pairs(
         if list_size is None:
             judged.append(ground(wave, tools, settings, carry=JUDGED))
         else:
-            judged.append(judge_lists(wave, tools, list_size))
+            judged.append(judge_lists(wave, tools, settings, list_size))
         grounded = judged[-1].where("grounded").select(*CLAIM).distinct()
         left = left.join(grounded, on=list(CLAIM), how="left_anti")
     return reduce(DataFrame.unionByName, judged)
 
 
-def judge_lists(pairs: DataFrame, tools: Tools, size: int) -> DataFrame:
+def judge_lists(pairs: DataFrame, tools: Tools, settings: Settings, size: int) -> DataFrame:
     """Return the columns of `ground`, with pairs in lists: a chunk with at most `size` claims of its owner.
 
     pairs: the columns of `JUDGED`, premise and hypothesis.
     """
     of_claim = ("claim_key", "document_id", "rank", "similarity")
 
-    def ask(again: DataFrame | None, size: int) -> DataFrame:
+    def ask(own: Tools, again: DataFrame | None, size: int) -> DataFrame:
         left = pairs if again is None else pairs.join(again, on=[*CLAIM, "chunk_id"], how="left_semi")
         claim = F.struct(F.col("hypothesis").alias("text"), *of_claim)
         lists = judging.cut_in_lists(left, ("owner", "chunk_id", "premise"), claim, size)
         claims = F.transform("items", lambda one: one.dropFields("text")).alias("claims")
         shown = lists.select("owner", "chunk_id", claims, "premise", judging.texts_of_items().alias("hypotheses"))
-        found = tools.ask(judging.CLASSIFY_LISTS, shown, carry=("owner", "chunk_id", "claims"))
+        found = own.ask(judging.CLASSIFY_LISTS, shown, carry=("owner", "chunk_id", "claims"))
         columns = ("request_id", "relation", "error_type", "error", "listed")
         return judging.listed_pairs(found, "claims", "claim").select("owner", "chunk_id", "claim.*", *columns)
 
     grounds = (F.col("relation") == ENTAILMENT).alias("grounded")
     unknown = F.lit(None).cast("double").alias("probability")
-    judged = judging.ask_in_lists(ask, size)
-    return judged.select(*JUDGED, "request_id", "relation", unknown, grounds, "error_type", "error")
+    of_judge = partial(judging.ask_in_lists, size=size)
+    judged = ask_judges(
+        lambda own: of_judge(partial(ask, own)).drop("listed"), tools, settings, JUDGED, "relation", RELATIONS
+    )
+    return judged.select(*JUDGED, "relation", unknown, grounds, *OUTCOME, *votes_in(judged))
 
 
 def _verdicts(hits: DataFrame, pairs: DataFrame) -> DataFrame:
@@ -209,6 +213,12 @@ def claim_rows(metric: str, claims: DataFrame, judged: DataFrame) -> DataFrame:
     )
 
 
+def pair_votes(metric: str, stage: str, found: GroundedClaims) -> dict[str, DataFrame]:
+    """Return the table `votes` of pairs, for every sample with the claim. The id is the claim_id and the chunk_id."""
+    stated = found.claims.select("sample_id", "position", *CLAIM)
+    return vote_rows(metric, stage, stated.join(found.pairs, on=list(CLAIM), how="inner"), "position", "chunk_id")
+
+
 def evidence_rows(metric: str, found: GroundedClaims) -> DataFrame:
     """Return the table `evidence`: each pair, for every sample with the claim."""
     stated = found.claims.select("sample_id", "position", *CLAIM)
@@ -234,7 +244,7 @@ def claim_failures(metric: str, stage: str, found: GroundedClaims) -> DataFrame:
     """Return the rows of `failures` of searches and of judging (`stage`), for every sample with the claim."""
     columns = ("stage", "request_id", "error_type", "error")
     lookups = found.hits.where(has_failed()).select(*CLAIM, *columns)
-    pairs = found.pairs.where(has_failed()).withColumn("stage", F.lit(stage)).select(*CLAIM, *columns)
+    pairs = outcomes(found.pairs, *CLAIM).where(has_failed()).select(*CLAIM, F.lit(stage).alias("stage"), *OUTCOME)
     lost = lookups.unionByName(pairs)
     stated = found.claims.select("sample_id", *CLAIM)
     rows = stated.join(lost, on=list(CLAIM), how="inner")

@@ -12,6 +12,7 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from untold.jobs.inference.stage.call_settings import RELATION
 from untold.jobs.metrics import base, grounded_claims
 from untold.jobs.metrics.graphs import LONGEST_ATOM, different_texts
 from untold.jobs.metrics.judging import CLASSIFY_LISTS
@@ -19,7 +20,7 @@ from untold.jobs.metrics.settings import IcatSettings
 from untold.jobs.metrics.summaries import MARK, StageFigures, expected_texts, numbers
 from untold.jobs.metrics.views import ClaimView
 from untold.jobs.run.session import spark_schema
-from untold.jobs.settings.model import Settings
+from untold.jobs.settings.model import Settings, SettingsError
 from untold.udfs.facts import aspect_coverage
 from untold.udfs.facts.claim_verdicts import CLAIM_SCHEMA, SUPPORTED, number_claims
 from untold.udfs.storage import absolute
@@ -48,6 +49,15 @@ def stages(settings: Settings) -> tuple[str, ...]:
 def verifying_stage(settings: Settings) -> str:
     """Return the stage that verifies claims. Raises UserError for lists of a classifier."""
     return grounded_claims.grounding_stage(settings, in_lists=settings.icat.judgement == "lists")
+
+
+def judged_stages(settings: Settings) -> tuple[str, ...]:
+    """Return the stage that verifies claims. Raises SettingsError for a classifier, which has no model."""
+    if settings.grounding.verifier != RELATION:
+        raise SettingsError(
+            "judges: grounding.verifier is a classifier. Remove judges, or set grounding.verifier=relation"
+        )
+    return (verifying_stage(settings),)
 
 
 def needs(settings: Settings) -> tuple[str, ...]:
@@ -130,6 +140,7 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
         "evidence": grounded_claims.evidence_rows(NAME, grounded),
         "chunks": grounded_claims.chunk_rows(grounded.hits),
         "failures": calls.failures().unionByName(failures),
+        **grounded_claims.pair_votes(NAME, verifying_stage(settings), grounded),
     }
 
 
@@ -232,6 +243,7 @@ METRIC = base.Metric(
     score=score,
     assume=assume,
     sections={NAME: IcatSettings},
+    judged=judged_stages,
     settings=(NAME, "grounding"),
     tables=TABLES,
     needs=needs,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.inference.stage.requests import Rows, has_failed, is_unasked
+from untold.jobs.inference.stage.requests import OUTCOME, Rows, has_failed, is_unasked
 from untold.jobs.metrics.base import (
     Assumptions,
     Metric,
@@ -27,6 +27,7 @@ from untold.jobs.metrics.base import (
 from untold.jobs.metrics.graphs import different_texts
 from untold.jobs.metrics.grounded_claims import CLAIM, ENTAILMENT, chunk_name, claim_id, claim_rows
 from untold.jobs.metrics.judging import CLASSIFY_LISTS
+from untold.jobs.metrics.panel import COVERED, ask_judges, vote_rows
 from untold.jobs.metrics.reference_facts import EXTRACT as EXTRACT_FACTS
 from untold.jobs.metrics.reference_facts import (
     RATE,
@@ -59,8 +60,8 @@ from untold.jobs.metrics.verified_claims import (
     verifying_stage,
 )
 from untold.jobs.metrics.views import FactView
-from untold.jobs.retrieval.sources import OUTCOME, assumed_results
 from untold.jobs.retrieval.sources import STAGE as EMBED
+from untold.jobs.retrieval.sources import assumed_results
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.claim_verdicts import CLAIM_SCHEMA, SUPPORTED, WINDOWS, number_claims, window_batches
@@ -333,7 +334,9 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     claims = tools.keep(numbered, "claims")
     verified = verify_claims(claims, owners, evidence, tools, settings)
     gathered = tools.keep(_gather(samples, shared, facts, extracted, verified.claims), "gathered")
-    checked = calls.ask(CHECK, _to_check(gathered, settings), carry=())
+    facts_to_check, fact = _to_check(gathered, settings), ("sample_id", "number")
+    coverage = ask_judges(lambda own: own.ask(CHECK, facts_to_check), tools, settings, fact, "covered", COVERED)
+    checked = calls.record(CHECK, coverage)
     concluded = tools.keep(_conclude(gathered, checked, settings), "concluded")
     known = gathered.select("sample_id", "owner", "lost", "waiting", "facts")
     judged = with_status(samples, known, concluded, facts.left_out)
@@ -347,7 +350,20 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
         "evidence": evidence_rows(NAME, verified),
         "chunks": _chunk_rows(evidence, verified, settings.knowledge.source),
         "failures": failures.unionByName(_claim_failures(verified)),
+        **_votes(verified, checked, settings),
     }
+
+
+def _votes(verified: VerifiedClaims, checked: DataFrame, settings: Settings) -> dict[str, DataFrame]:
+    """Return the table `votes` on claims (with their chunks for lists) and on facts, or no table without a panel."""
+    stating = verified.claims.select("sample_id", "position", *CLAIM)
+    claims = stating.join(verified.judged, on=list(CLAIM), how="inner")
+    chunk = ("chunk_id",) if "chunk_id" in claims.columns else ()
+    found = [
+        vote_rows(NAME, verifying_stage(settings), claims, "position", *chunk),
+        vote_rows(NAME, CHECK, checked, "number"),
+    ]
+    return {"votes": reduce(DataFrame.unionByName, [one["votes"] for one in found])} if found[0] else {}
 
 
 def _shared(owners: Owners, facts: ReferenceFacts) -> DataFrame:
@@ -465,6 +481,7 @@ METRIC = Metric(
     score=score,
     assume=assume,
     sections={NAME: ImportanceSettings},
+    judged=lambda settings: (verifying_stage(settings), CHECK),
     settings=(NAME, "summarise_contexts"),
     tables=TABLES,
     needs=needs,

@@ -16,12 +16,13 @@ from pyspark.sql import functions as F
 
 from untold.graph.condensation import FIRST_CONTEXTS, OTHER_CONTEXTS, OTHER_RESPONSES, RESPONSE_ENDS, choose_by_wave
 from untold.graph.distributed import Condensed
-from untold.jobs.inference.stage.requests import Lists, Pairs, has_failed, is_unasked
+from untold.jobs.inference.stage.requests import OUTCOME, Lists, Pairs, has_failed, is_unasked
 from untold.jobs.inference.store.store import is_transient
 from untold.jobs.metrics.base import Bounds, Tools
+from untold.jobs.metrics.panel import Scale, ask_judges
 from untold.jobs.metrics.settings import NliSettings
-from untold.jobs.retrieval.sources import OUTCOME
 from untold.jobs.retrieval.sources import STAGE as EMBED
+from untold.jobs.settings.model import Settings
 from untold.udfs.facts.pairs import AUDIT, FILTERED, IMPLIED, MODEL, Choice, PairFilter, ask_again, ask_all
 from untold.udfs.statistics.intervals import clopper_pearson_interval
 
@@ -76,6 +77,11 @@ class NumberedList:
             return self._ask(tools, left, keys, size)
 
         return ask_in_lists(ask, self.size, next(iter(self.outputs.values()))).drop("listed")
+
+    def judge(self, tools: Tools, settings: Settings, scale: Scale, rows: DataFrame, *keys: str) -> DataFrame:
+        """Return the result of `ask` with the verdicts of the panel, if there is one (`ask_judges`)."""
+        label = next(iter(self.outputs.values()))
+        return ask_judges(lambda own: self.ask(own, rows, *keys), tools, settings, (*keys, "number"), label, scale)
 
     def _ask(self, tools: Tools, rows: DataFrame, keys: Sequence[str], size: int) -> DataFrame:
         """Return the results, and `listed`: the size of the list of each."""

@@ -15,10 +15,11 @@ from untold.jobs.metrics import base, citations, reference_facts, summaries
 from untold.jobs.metrics.graphs import LONGEST_ATOM
 from untold.jobs.metrics.grounded_claims import covered_statements
 from untold.jobs.metrics.judging import NumberedList
+from untold.jobs.metrics.panel import ordered, vote_rows
 from untold.jobs.metrics.settings import NuggetsSettings
 from untold.jobs.metrics.views import NuggetView
 from untold.jobs.run.session import spark_schema
-from untold.jobs.settings.model import Settings
+from untold.jobs.settings.model import Settings, SettingsError
 from untold.udfs.facts import nugget_measures
 from untold.udfs.storage import absolute
 
@@ -27,6 +28,7 @@ NAME = "nuggets"
 CREATE, RATE, ASSIGN = ("create_nuggets", "rate_nuggets", "assign_nuggets")
 LISTED = 10
 _RATED = NumberedList(RATE, LISTED, {"nuggets": "text"}, {"labels": "label"})
+_SUPPORTS = ordered(*nugget_measures.SUPPORTS)
 _ASSIGNED = NumberedList(ASSIGN, LISTED, {"nuggets": "text"}, {"labels": "label", "reasons": "reason"})
 OF_NUGGETS = ("weight", "rank", "kept", "importance", "support", "reason")
 _NUGGET = "array<struct<reference_id: string, text: string, importance: string, weight: double>>"
@@ -36,6 +38,13 @@ def stages(settings: Settings) -> tuple[str, ...]:
     """Return the stages in order. Given nuggets need no creation."""
     own = (CREATE, RATE, ASSIGN, *((citations.JUDGE,) if settings.nuggets.supported else ()))
     return summaries.stages_with_contexts(settings, *own) if settings.knowledge.source == "contexts" else own
+
+
+def judged_stages(settings: Settings) -> tuple[str, ...]:
+    """Return the stage that assigns nuggets. Raises SettingsError for supported nuggets, which have no panel."""
+    if settings.nuggets.supported:
+        raise SettingsError("judges: nuggets.supported has no panel. Remove judges, or set nuggets.supported=false")
+    return (ASSIGN,)
 
 
 def needs(settings: Settings) -> tuple[str, ...]:
@@ -113,7 +122,8 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     incomplete = tools.keep(shared.incomplete(*searched), "incomplete-owners")
     ranked = tools.keep(_rank(shared.complete(nuggets, RATE), rated, settings), "ranked-nuggets")
     listed = samples.join(owners.owned, on="sample_id", how="inner").join(ranked, on="owner", how="inner")
-    assigned = calls.record(ASSIGN, tools.keep(_ASSIGNED.ask(tools, _to_assign(listed), "sample_id"), "assigned"))
+    labels = _ASSIGNED.judge(tools, settings, _SUPPORTS, _to_assign(listed), "sample_id")
+    assigned = calls.record(ASSIGN, tools.keep(labels, "assigned"))
     supported = _in_supported_text(listed, assigned, calls, settings) if settings.nuggets.supported else None
     concluded = tools.keep(_conclude(listed, assigned, supported, settings), "concluded")
     partly = (F.col("unjudged") > 0) | F.col("lost_support")
@@ -124,6 +134,7 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
         "scores": base.measured_scores(judged, NAME, settings.nuggets.score, F.col("left_out")),
         "measures": base.measure_rows(judged, NAME, bounds(settings)),
         "failures": failures.unionByName(calls.failures()),
+        **vote_rows(NAME, ASSIGN, assigned, "number"),
     }
 
 
@@ -235,7 +246,8 @@ def _in_supported_text(listed: DataFrame, assigned: DataFrame, calls: base.Stage
     part of it, so nuggets that it does not support need no request.
     """
     tools = calls.tools
-    texts = tools.keep(citations.supported_texts(citations.judge_sentences(listed, calls, settings)), "supported-texts")
+    sentences, _ = citations.judge_sentences(listed, calls, settings)
+    texts = tools.keep(citations.supported_texts(sentences), "supported-texts")
     stated = F.col("label") != nugget_measures.NOT_SUPPORT
     numbers = assigned.where(stated).groupBy("sample_id").agg(F.collect_list("number").alias("stated"))
     rows = _to_assign(listed).drop("response").join(numbers, on="sample_id", how="inner")
@@ -266,6 +278,7 @@ METRIC = base.Metric(
     score=score,
     assume=assume,
     sections={NAME: NuggetsSettings},
+    judged=judged_stages,
     settings=(NAME, "summarise_contexts", "citations", "index"),
     tables=("statements", "scores", "measures", "failures"),
     needs=needs,

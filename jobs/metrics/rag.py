@@ -6,6 +6,7 @@ The claims of a response and of its ground truth are checked against each other'
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -13,7 +14,8 @@ from pyspark.sql import functions as F
 from untold.jobs.metrics import base
 from untold.jobs.metrics.graphs import different_texts
 from untold.jobs.metrics.grounded_claims import claim_id, claim_rows
-from untold.jobs.metrics.judging import judge_lists
+from untold.jobs.metrics.judging import PAIR, judge_lists
+from untold.jobs.metrics.panel import RELATIONS, ask_judges, vote_rows
 from untold.jobs.metrics.settings import RagSettings
 from untold.jobs.metrics.summaries import StageFigures, expected_texts
 from untold.jobs.metrics.views import RagView
@@ -62,8 +64,9 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     incomplete = calls.incomplete()
     gathered = _gather(calls.complete(brought), extracted)
     owners = tools.keep(gathered.mapInArrow(rag_measures.claim_owners, spark_schema(rag_measures.OWNERS)), "owners")
-    related = tools.keep(judge_lists(owners, tools, CHECK, settings.rag.claims_per_request), "judged")
-    checked = calls.record(CHECK, _of_samples(owners, related))
+    ask = partial(judge_lists, owners, stage=CHECK, size=settings.rag.claims_per_request)
+    related = ask_judges(lambda own: ask(tools=own), tools, settings, PAIR, "relation", RELATIONS)
+    checked = calls.record(CHECK, _of_samples(owners, tools.keep(related, "judged")))
     judged = base.with_status(samples, tools.keep(_conclude(gathered, checked), "concluded"), incomplete)
     known = judged.where(base.is_judged())
     stated = known.select("sample_id", F.inline("claims"))
@@ -74,6 +77,7 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
         "claims": claim_rows(NAME, stated.select("sample_id", "position", "text"), stated),
         "contexts_used": known.select("sample_id", F.lit(NAME).alias("metric"), F.inline("contexts")),
         "failures": calls.failures(),
+        **vote_rows(NAME, CHECK, checked, "side", "rank", F.col("place") + 1),
     }
 
 
@@ -144,6 +148,7 @@ METRIC = base.Metric(
     score=score,
     assume=assume,
     sections={NAME: RagSettings},
+    judged=lambda _: (CHECK,),
     settings=(NAME,),
     tables=TABLES,
     reads=READS,

@@ -13,12 +13,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.graph.condensation import condense_batches
-from untold.jobs.inference.stage.requests import Rows, has_failed
+from untold.jobs.inference.stage.requests import OUTCOME, Rows, has_failed
 from untold.jobs.metrics.base import StageCalls, Tools
 from untold.jobs.metrics.grounded_claims import chunk_name
 from untold.jobs.metrics.summaries import STAGE as SUMMARISE
 from untold.jobs.metrics.summaries import summarise_contexts
-from untold.jobs.retrieval.sources import OUTCOME
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings

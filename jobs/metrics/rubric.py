@@ -16,13 +16,20 @@ from pyspark.sql import functions as F
 from untold.jobs.inference.stage.requests import is_unasked
 from untold.jobs.metrics import base
 from untold.jobs.metrics.judging import NumberedList
+from untold.jobs.metrics.panel import ordered, vote_rows
 from untold.jobs.metrics.settings import RubricSettings
 from untold.jobs.metrics.views import RubricView
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts import rubric_measures
+from untold.udfs.samples.items import MOST_LEVELS
 
 NAME, JUDGE = "rubric", "judge_criteria"
 RESPONSE, REFERENCE = "response", "reference"
+# A level includes the lower levels
+VERDICTS = {
+    **ordered(*rubric_measures.VERDICTS),
+    **ordered(*(f"{rubric_measures.LEVEL}{number}" for number in range(MOST_LEVELS, 0, -1))),
+}
 # The suffix of means that are clipped to 0 and 1, as HealthBench clips its score
 CLIPPED = "_clipped"
 _MEANS = ("mean", "ci_low", "ci_high", "mean_low", "mean_high")
@@ -62,7 +69,8 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
         JUDGE, own.list_size, {"criteria": "text", "levels": "levels"}, {"verdicts": "verdict", "reasons": "reason"}
     )
     calls = base.StageCalls(NAME, tools)
-    judged = calls.record(JUDGE, tools.keep(lists.ask(tools, _to_judge(given), "sample_id", "side"), "judged-criteria"))
+    verdicts = lists.judge(tools, settings, VERDICTS, _to_judge(given), "sample_id", "side")
+    judged = calls.record(JUDGE, tools.keep(verdicts, "judged-criteria"))
     concluded = tools.keep(_conclude(given, judged, own.score), "concluded")
     known = base.with_status(samples, concluded)
     return {
@@ -70,6 +78,7 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
         "scores": base.measured_scores(known, NAME, own.score, F.lit(0), always=True),
         "measures": base.bounded_measures(known, NAME),
         "failures": calls.failures(),
+        **vote_rows(NAME, JUDGE, judged, "number", F.nullif("side", F.lit(RESPONSE))),
     }
 
 
@@ -137,6 +146,7 @@ METRIC = base.Metric(
     score=score,
     assume=assume,
     sections={NAME: RubricSettings},
+    judged=lambda _: (JUDGE,),
     settings=(NAME,),
     tables=("criteria", "scores", "measures", "failures"),
     needs=needs,

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from untold.graph.distributed import Condensed
+from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.engines import MainThreadExecutor
 from untold.jobs.inference.stage.requests import Requests, invalid_rows
 from untold.jobs.inference.stage.runner import StageRunner
@@ -22,7 +23,7 @@ from untold.jobs.inputs.files import SampleError
 from untold.jobs.inputs.samples import Samples
 from untold.jobs.inputs.sampling import Draw
 from untold.jobs.lakehouse.inputs import read_table, table_named
-from untold.jobs.metrics import needs_of, optional_of, stages_of
+from untold.jobs.metrics import judged_stages_of, needs_of, optional_of, stages_of
 from untold.jobs.metrics.base import Metric, Tables, measure_rows, score_columns, unknown_measures
 from untold.jobs.metrics.condensing import Condenser
 from untold.jobs.metrics.summaries import STAGE as SUMMARISE
@@ -30,9 +31,9 @@ from untold.jobs.metrics.summaries import summarise_contexts
 from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.output import ORDER, with_added
 from untold.jobs.run.session import is_connect, spark_schema
-from untold.jobs.settings.model import LlmSettings, Settings, backend_for
+from untold.jobs.settings.model import Settings, backend_for, settings_of_judges
 from untold.jobs.settings.sections import BudgetSettings
-from untold.jobs.tables import RESULT_TABLES
+from untold.jobs.tables import TABLES
 from untold.udfs.facts.importance_measures import CLAIMS, CLAIMS_AT, WEIGHED, claims_at_batches, weigh_batches
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.index_table import Catalog
@@ -106,6 +107,10 @@ class RunTools:
         """Run a stage. Stored completions are not requested again."""
         return self.runner.ask(stage, rows, carry)
 
+    def judges(self) -> Mapping[str, RunTools]:
+        """Return the tools of each judge of a panel."""
+        return {name: replace(self, runner=own) for name, own in self.runner.panel.items()}
+
     def contexts(self) -> DataFrame:
         """Return the contexts, which are summarised once for all metrics."""
         with self._lock:
@@ -156,12 +161,14 @@ def score_samples(
         return _with_unusable(metric, tables, unusable, settings)
 
     runner.turns = MainThreadExecutor()
+    for judge in runner.panel.values():
+        judge.turns = runner.turns
     given = runner.turns.run([partial(score, metric) for metric in metrics], _at_once(runner, samples.sparkSession))
     runner.account.sort(runner.stages)
     names = [name for name in ORDER if any(name in tables for tables in given)]
     # Each union starts with an empty frame of the contract, so that a missing column is an error
     spark = samples.sparkSession
-    empty = {name: spark.createDataFrame([], spark_schema(RESULT_TABLES[name])) for name in names}
+    empty = {name: spark.createDataFrame([], spark_schema(TABLES[name])) for name in names}
     return {name: _united(name, nothing, given) for name, nothing in empty.items()}
 
 
@@ -183,11 +190,43 @@ def repeated_samples(samples: DataFrame, count: int, settings: Settings) -> Data
     return samples.where(Draw(rows, settings.statistics.seed).among(samples))
 
 
-def salted_stages(stages: Mapping[str, Stage], llm: LlmSettings) -> Iterator[tuple[int, dict[str, Stage]]]:
-    """Yield the number of each repetition, from 2, and the stages with its salt. Lookups have no salt."""
+def repetitions(
+    some: DataFrame, stages: Mapping[str, Stage], settings: Settings
+) -> Iterator[tuple[int, DataFrame, Mapping[str, Stage]]]:
+    """Yield the number of each repetition, from 2, its samples and its stages.
+
+    The contexts have another order, or the stages have another salt. Lookups have no salt.
+    """
+    llm = settings.llm
     for number in range(2, llm.repeats + 1):
-        salt = " ".join(filter(None, (llm.salt, f"repeat {number}")))
-        yield number, {name: one if name in LOOKUPS else replace(one, salt=salt) for name, one in stages.items()}
+        if settings.repeats.shuffle_contexts:
+            yield number, shuffle_contexts(some, settings.statistics.seed, number), stages
+        else:
+            salt = " ".join(filter(None, (llm.salt, f"repeat {number}")))
+            salted = {name: one if name in LOOKUPS else replace(one, salt=salt) for name, one in stages.items()}
+            yield number, some, salted
+
+
+def shuffle_contexts(samples: DataFrame, seed: int, number: int) -> DataFrame:
+    """Return the samples with their contexts in the order of a hash, or reversed if the hash keeps the order."""
+    key = [F.lit(seed), F.lit(number), F.col("sample_id")]
+    placed = F.transform("contexts", lambda one, place: F.struct(F.xxhash64(*key, place), one.alias("context")))
+    shuffled = F.transform(F.array_sort(placed), lambda one: one["context"])
+    is_kept = shuffled == F.col("contexts")
+    return samples.withColumn("contexts", F.when(is_kept, F.reverse("contexts")).otherwise(shuffled))
+
+
+Panel = Mapping[str, tuple[Settings, Mapping[str, Stage]]]
+"""The settings and the stages of each judge by its model."""
+
+
+def bind_panel(metrics: Sequence[str], settings: Settings, stages: Mapping[str, Stage]) -> Panel:
+    """Return the judges of the settings. Their salts are those of `stages`."""
+    names = judged_stages_of(metrics, settings)
+    return {
+        model: (own, {name: replace(bind_stage(name, own), salt=stages[name].salt) for name in names})
+        for model, own in settings_of_judges(settings).items()
+    }
 
 
 def count_stages(metrics: Iterable[Metric], settings: Settings) -> int:

@@ -11,13 +11,14 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.inference.stage.requests import has_failed, is_unasked
+from untold.jobs.inference.stage.requests import OUTCOME, has_failed, is_unasked, outcomes
 from untold.jobs.metrics.base import Tools
 from untold.jobs.metrics.grounded_claims import ENTAILMENT, chunk_name, claim_id, judge_lists
 from untold.jobs.metrics.judging import CLASSIFY_LISTS
+from untold.jobs.metrics.panel import ask_judges, weaker
 from untold.jobs.metrics.reference_facts import Evidence, Owners
-from untold.jobs.retrieval.sources import OUTCOME, query_key
 from untold.jobs.retrieval.sources import STAGE as EMBED
+from untold.jobs.retrieval.sources import query_key
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, CONTRADICTION, NOT_SUPPORTED, SUPPORTED
@@ -25,6 +26,7 @@ from untold.udfs.retrieval.ranking import RANKED, rank_contexts
 
 VERIFY = "verify_claim"
 CLAIM = ("owner", "claim_key")
+VERDICTS = weaker(NOT_SUPPORTED, SUPPORTED, CONTRADICTED)
 # More than any array of Spark has
 ALL_CHUNKS = 2**31 - 1
 CHUNK = ("chunk_id", "document_id", "url", "text")
@@ -42,11 +44,13 @@ class VerifiedClaims:
             waiting, and shown array<struct<rank, chunk_id, similarity>>, the chunks of its request.
         chunks: chunk_id, document_id, url, text: the shown chunks, a row per claim.
         failures: owner, claim_key, stage, `OUTCOME`.
+        judged: the verdicts with `CLAIM`, by claim, or by claim and chunk for lists.
     """
 
     claims: DataFrame
     chunks: DataFrame
     failures: DataFrame
+    judged: DataFrame
 
 
 def verify_claims(
@@ -67,15 +71,16 @@ def verify_claims(
     found = distinct.join(chosen, on=list(CLAIM), how="left").withColumn("shown", _shown(source))
     ready = tools.keep(found, "claims-with-evidence")
     if settings.importance.judgement == "lists":
-        asked = judge_lists(_in_pairs(ready), tools, settings.importance.list_size)
+        asked = judge_lists(_in_pairs(ready), tools, settings, settings.importance.list_size)
         relations = _united(asked)
     else:
-        asked = tools.ask(VERIFY, _to_verify(ready), carry=CLAIM)
+        rows = _to_verify(ready)
+        asked = ask_judges(lambda own: own.ask(VERIFY, rows, CLAIM), tools, settings, CLAIM, "relation", VERDICTS)
         relations = asked.select(*CLAIM, "relation", is_unasked().alias("unanswered"))
     judged = keyed.join(_verdicts(ready, relations), on=list(CLAIM), how="left")
     chunks = ready.select(F.explode("shown").alias("one")).select(*(f"one.{name}" for name in CHUNK))
     failures = embedded.unionByName(_failed(asked, verifying_stage(settings)))
-    return VerifiedClaims(tools.keep(judged, "verified-claims"), chunks, failures)
+    return VerifiedClaims(tools.keep(judged, "verified-claims"), chunks, failures, asked)
 
 
 def verifying_stage(settings: Settings) -> str:
@@ -231,7 +236,7 @@ def _verdicts(ready: DataFrame, relations: DataFrame) -> DataFrame:
 
 def _failed(asked: DataFrame, stage: str) -> DataFrame:
     """Return owner, claim_key, stage, `OUTCOME` of the failed requests of claims."""
-    return asked.where(has_failed()).select(*CLAIM, F.lit(stage).alias("stage"), *OUTCOME)
+    return outcomes(asked, *CLAIM).where(has_failed()).select(*CLAIM, F.lit(stage).alias("stage"), *OUTCOME)
 
 
 def evidence_rows(metric: str, verified: VerifiedClaims) -> DataFrame:

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from untold.jobs.inference.stage.requests import has_failed
+from untold.jobs.inference.stage.requests import OUTCOME, has_failed
 from untold.jobs.run.folders import Counted, Workspace
 from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.session import spark_schema, task_slots
@@ -79,7 +79,6 @@ def row_ranges(spark: SparkSession, rows: int) -> DataFrame:
 
 STAGE = "embed_text"
 # The results of a stage next to the vector
-OUTCOME = ("request_id", "error_type", "error")
 
 
 # Sends the requests of a stage for rows, and keeps some of their columns: `Tools.ask`, or `ask` of a runner

@@ -49,6 +49,7 @@ ORDER = {
     "contexts_used": ("sample_id", "metric", "rank"),
     "criteria": ("sample_id", "metric", "number"),
     "citations": ("sample_id", "metric", "sentence_number", "citation"),
+    "votes": ("sample_id", "metric", "stage", "item_id", "judge"),
     "failures": ("sample_id", "metric", "stage", "request_id"),
 }
 # Tables with many rows per sample. Each file is sorted and has all rows of its samples. To sort across files, Spark

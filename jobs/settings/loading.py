@@ -46,6 +46,7 @@ _OF_ENDPOINTS = frozenset(
     )
 )
 _OF_PRESETS = ("llm.", "stages.")
+_OF_JUDGES = ("base_url", "api_key_env", "api_key_command", "protocol", "extra_headers", "extra_query")
 _EMBEDDED = "embedded model"
 # The models without an address, by preset
 _LOCAL = {JUDGE: JUDGE, "local": _EMBEDDED}
@@ -179,6 +180,30 @@ def _withhold_keys(given: _Merged, merged: _Merged) -> None:
         if address is not None and address.startswith(f"{section}.") and not given.given(key):
             merged.values[key] = {} if key.endswith(_SENT) else None
             merged.sources[key] = merged.sources[address]
+
+
+def _complete_judges(merged: _Merged) -> Iterator[str]:
+    """Give each judge the endpoint of its preset, or that of `llm.*`, and no key of another endpoint.
+
+    Yield a line per unknown preset. Validation reports other wrong values.
+    """
+    judges, presets = merged.values.get("judges"), set(shipped_names("endpoints")) - _LOCAL.keys()
+    if not isinstance(judges, list):
+        return
+    for place, one in enumerate(judges):
+        own = {key: value for key, value in one.items() if key != "endpoint"} if isinstance(one, dict) else {}
+        name = one.get("endpoint") if own else None
+        if name in presets:
+            known = _merge([shipped_layer(f"endpoints/{name}.yaml")]).values
+        elif name is not None:
+            yield merged.problem("judges", f"endpoint must be one of {', '.join(sorted(presets))}")
+            merged.values["judges"] = []
+            return
+        else:
+            known = {} if "base_url" in own else merged.values
+        given = {key: known[f"llm.{key}"] for key in _OF_JUDGES if known.get(f"llm.{key}")}
+        # Its own settings replace the key and the headers of `llm.*`
+        judges[place] = {"api_key_env": None, "api_key_command": None, **given, **own} if own else one
 
 
 def _validated(merged: _Merged, problems: list[str]) -> Settings | None:
@@ -335,6 +360,10 @@ def _backend_problems(settings: Settings, merged: _Merged, choice: _Choice) -> I
             yield merged.problem(key, f"must be process with {reason}")
         elif llm.uses_spool and backend and key in by_stage:
             yield merged.problem(key, f"must be left out with llm.backend={llm.backend}")
+    if settings.judges and any(backend_for(settings, name) != "process" for name in STAGE_NAMES):
+        yield merged.problem("judges", "need llm.backend=process, also in stages.*")
+    if settings.repeats.shuffle_contexts and llm.repeats == 1:
+        yield merged.problem("repeats.shuffle_contexts", "needs llm.repeats above 1")
     batched = [name for name in STAGE_NAMES if backend_for(settings, name) == "batch"]
     if batched and batch.format == "files" and batch.folder is None:
         yield merged.problem("batch.format", "needs batch.folder, a folder of the requests and results")
@@ -412,6 +441,7 @@ def load_settings(
     # The address may come from another layer than the key of the preset
     _withhold_keys(given, merged)
     problems = [problem for layer in [*lower, *upper] for problem in layer.problems]
+    problems += _complete_judges(merged)
     settings = _validated(merged, problems)
     problems = problems or choice.layer.problems
     if settings is not None and not problems:

@@ -46,6 +46,7 @@ NO_RESULT = frozenset(
     {
         *("llm", "stages", "budget", "nightly", "trend", "notify", "lakehouse", "spark", "ray", "storage"),
         *("completion_store", "work_dir", "fail_on_error", "prompt_set", "profile", "batch"),
+        *("judges", "judges_rule"),
     }
 )
 Api = Literal["chat", "completions"]
@@ -225,6 +226,15 @@ class Settings(Section):
         "Folder for the steps of a run, shared by Spark and the driver; null is _work in the output, or a "
         "temporary folder if Spark and Ray run on this machine and the output is remote",
     )
+    judges: sections.Judges = setting(
+        [],
+        "A panel: several models that judge the same items. Each has a model and the settings of llm.endpoints; "
+        "endpoint, a preset, replaces base_url. Without both it has the endpoint of llm.*. [] judges with llm.model",
+    )
+    judges_rule: Literal["majority", "all"] = setting(
+        "majority",
+        "Verdict of a panel: the label of more than half of the judges, or the strongest label that all judges accept",
+    )
     summarise_contexts: bool = setting(True, "Summarise each context for the query first")
     fail_on_error: Literal["any", "none"] | Tolerance = setting(
         "any",
@@ -235,6 +245,7 @@ class Settings(Section):
     budget: sections.BudgetSettings = sections.BudgetSettings()
     nightly: sections.NightlySettings = sections.NightlySettings()
     trend: sections.TrendSettings = sections.TrendSettings()
+    repeats: sections.RepeatsSettings = sections.RepeatsSettings()
     notify: sections.NotifySettings = sections.NotifySettings()
     lakehouse: sections.LakehouseSettings = sections.LakehouseSettings()
     spark: SparkSettings = SparkSettings()
@@ -373,6 +384,19 @@ def prices_at(llm: LlmSettings, settings: Settings, stage: str) -> Prices:
     return Prices(*(getattr(own if name in own.model_fields_set else llm, name) for name in PRICES))
 
 
+def settings_of_judges(settings: Settings) -> dict[str, Settings]:
+    """Return the settings of each judge of a panel by its model: `llm.*` has the judge's endpoint and model.
+
+    The overrides of stages apply to all judges, except models and prices.
+    """
+    kept = {name: own.model_dump(exclude={"model", *PRICES}) for name, own in settings.stages.items()}
+    stages = {name: StageSettings.model_validate(own) for name, own in kept.items()}
+    # The headers of `llm.*` belong to its own endpoint
+    base = vars(settings.llm) | {"extra_headers": {}, "extra_query": {}}
+    judges = {str(one.model): settings.llm.model_copy(update=one.over(base)) for one in settings.judges}
+    return {model: settings.model_copy(update={"llm": llm, "stages": stages}) for model, llm in judges.items()}
+
+
 def result_settings(settings: Settings, stages: Iterable[str] = STAGE_NAMES) -> dict[str, Any]:
     """Return the settings that change results, as JSON values. They are part of an output's identity.
 
@@ -383,6 +407,8 @@ def result_settings(settings: Settings, stages: Iterable[str] = STAGE_NAMES) -> 
     within = {name: set(section.NO_RESULT) for name, section in settings if isinstance(section, Section)}
     left_out = {name: keys for name, keys in within.items() if keys} | dict.fromkeys(NO_RESULT, True)
     found = {"stages": decoding, **settings.model_dump(mode="json", exclude=left_out)}
+    if settings.judges:
+        found |= {"judges": [one.model for one in settings.judges], "judges_rule": settings.judges_rule}
     if settings.llm.repeats > 1:
         found["llm"] = settings.llm.model_dump(include={"repeats", "repeated_share"})
     return found

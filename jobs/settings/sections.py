@@ -144,6 +144,21 @@ Endpoints = Annotated[
     AfterValidator(_check_distinct),
     allows("a list of endpoints, each a mapping with base_url", "array"),
 ]
+
+
+def _check_panel(value: list[EndpointSettings]) -> list[EndpointSettings]:
+    """Raise ValueError for one judge, and for two judges of one model, which would have the same requests."""
+    models = {one.model for one in value} - {None}
+    if len(value) == 1 or len(models) < len(value):
+        raise ValueError("a list of two or more judges with different models")
+    return value
+
+
+Judges = Annotated[
+    list[EndpointSettings],
+    AfterValidator(_check_panel),
+    allows("a list of judges, each a mapping with model, and endpoint or base_url", "array"),
+]
 # A backend carries out the requests of a run. A stage can choose only a StageBackend
 Backend = Literal["process", "ray-job", "spool", "batch"]
 StageBackend = Literal["process", "batch"]
@@ -241,6 +256,14 @@ class SourcesSettings(Section):
 
     weights: dict[Text, Amount] = setting(
         {}, "Weight by id or kind of a context, such as {wiki: 1, forum: 0.3}; other sources have the weight 1"
+    )
+
+
+class RepeatsSettings(Section):
+    """Options of the scorings of `llm.repeats`."""
+
+    shuffle_contexts: bool = setting(
+        False, "Show the contexts of each repeated scoring in another order, in place of another llm.salt"
     )
 
 

@@ -16,7 +16,7 @@ import pyarrow.dataset as ds
 
 from untold.jobs.run import manifest
 from untold.jobs.run_tables import RunTables, open_run
-from untold.jobs.tables import HUMAN_STUDY
+from untold.jobs.study_tables import HUMAN_STUDY
 from untold.udfs.blinding import (
     ERROR_TYPES,
     AnnotationError,

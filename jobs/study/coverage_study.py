@@ -42,7 +42,7 @@ from untold.jobs.study.judgements import (
 )
 from untold.jobs.study.meta_evaluation import Study, StudyFindings, all_costs
 from untold.jobs.study.report import IMPORTANCE, render_coverage
-from untold.jobs.tables import SUBSET
+from untold.jobs.study_tables import SUBSET
 from untold.udfs.errors import aside, near_misses, shorten
 from untold.udfs.recall.concluding import ARECALL, BASELINES, ERECALL, was_shown
 from untold.udfs.retrieval.embedding import find_model

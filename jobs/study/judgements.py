@@ -24,8 +24,8 @@ from untold.jobs.inputs.files import find_files, inspect_files
 from untold.jobs.run.manifest import NAME, read_manifest
 from untold.jobs.run.terminal import amount
 from untold.jobs.run_tables import RunTables, connect_tables, find_table, open_run, quoted
+from untold.jobs.study_tables import META_EVALUATION
 from untold.jobs.summary.score_counts import fetch_rows
-from untold.jobs.tables import META_EVALUATION
 from untold.udfs.errors import UserError, aside, near_misses, shorten
 from untold.udfs.statistics.intervals import IntArray
 from untold.udfs.storage import StoragePath

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
+import numpy as np
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -38,6 +39,7 @@ from untold.jobs.summary.score_counts import (
     without_nan,
 )
 from untold.udfs.statistics.intervals import clustered_bca_interval
+from untold.udfs.statistics.item_agreement import krippendorff_alpha
 from untold.udfs.statistics.permutation import binomial_test
 
 # Measures that count the statements of a response, or the vital nuggets. At 0 the others of the metric are undefined
@@ -139,15 +141,44 @@ def _named(measures: Mapping[str, Collection[str]]) -> str:
 Key = tuple[str, str | None]
 
 
+def with_alpha(summary: Rows, run: RunTables, stages: Mapping[str, str]) -> Rows:
+    """Return the rows of `summary` with Krippendorff's alpha of the votes of a panel.
+
+    run: has the tables `votes` and `scores`. stages: by metric the stage whose votes count. Only the counts of equal
+    votes leave DuckDB.
+    """
+    of_stage = " or ".join(f"metric = {quoted(name)} and stage = {quoted(stage)}" for name, stage in stages.items())
+    counted = fetch_rows(
+        connect_tables([run], ["votes", "scores"]),
+        f"""with items as (
+                select metric, sample_id, item_id, list_sort(list(label)) as labels from votes
+                where label is not null and ({of_stage}) group by all)
+            select metric, system, labels, count(*) as count from items join scores using (sample_id, metric)
+            group by grouping sets ((metric, system, labels), (metric, labels))
+            having grouping(system) = 1 or system is not null""",
+    )
+    items: dict[Key, Counter[tuple[str, ...]]] = defaultdict(Counter)
+    for row in counted:
+        items[row["metric"], row["system"]][tuple(row["labels"])] += row["count"]
+    return [{**row, "alpha": _alpha(items[row["metric"], row["system"]])} for row in summary]
+
+
+def _alpha(items: Counter[tuple[str, ...]]) -> float | None:
+    """Return Krippendorff's alpha of items, counted by their labels."""
+    names = sorted({label for labels in items for label in labels})
+    table = [[labels.count(name) for name in names] for labels in items]
+    alpha = krippendorff_alpha(np.repeat(np.array(table), list(items.values()), axis=0)) if table else None
+    return None if alpha is None else round(alpha, DECIMALS)
+
+
 def measure_repeats(runs: Sequence[Mapping[str, DataFrame]]) -> Rows:
     """Return the rows of the table `repeatability`: per metric all samples, then each system.
 
     runs: the tables of each scoring, the first with all samples. Samples count if every scoring has a score for them,
     and statements if every scoring of the sample has their text.
     """
-    scored = _numbered([run["scores"].select("metric", "sample_id", "system", "score") for run in runs])
     repeated = (
-        scored.where(~F.isnan("score"))
+        _scored(runs)
         .groupBy("metric", "sample_id", "system")
         .agg(F.count("score").alias("scorings"), F.var_samp("score").alias("within"))
         .where(F.col("scorings") == len(runs))
@@ -171,6 +202,29 @@ def measure_repeats(runs: Sequence[Mapping[str, DataFrame]]) -> Rows:
         }
         for (metric, system), row in sorted(within.items(), key=lambda item: (item[0][0], item[0][1] or ""))
     ]
+
+
+def with_order_differences(summary: Rows, runs: Sequence[Mapping[str, DataFrame]], *, seed: int) -> Rows:
+    """Return the rows of `summary` with the mean of a sample's first score minus its mean in the other scorings.
+
+    The interval resamples samples. runs: as in `measure_repeats`, with another order of contexts in each.
+    """
+    is_first = F.col("scoring") == 0
+    first, others = (F.avg(F.when(condition, F.col("score"))) for condition in (is_first, ~is_first))
+    sums = F.count("score").alias("scorings"), F.round(first - others, DECIMALS - 3).alias("difference")
+    repeated = _scored(runs).groupBy("metric", "sample_id", "system").agg(*sums).where(F.col("scorings") == len(runs))
+    counted = repeated.groupBy("metric", "system", "difference").count()
+    found: dict[Key, list[Row]] = defaultdict(list)
+    for row in counted.collect():
+        for system in {None, row["system"]}:
+            found[row["metric"], system].append(row.asDict())
+    return [{**row, **_order_columns(found[row["metric"], row["system"]], seed)} for row in summary]
+
+
+def _order_columns(counted: Sequence[Row], seed: int) -> dict[str, float | None]:
+    differences, counts = ([row[name] for row in counted] for name in ("difference", "count"))
+    interval = clustered_bca_interval(differences, [1] * len(counted), counts, seed=seed)
+    return {"order_difference": interval.mean, "order_ci_low": interval.low, "order_ci_high": interval.high}
 
 
 def repeatability_lines(rows: Rows) -> Iterator[str]:
@@ -201,6 +255,12 @@ def _widened(row: dict[str, Any], factor: float) -> dict[str, Any]:
 
 def _numbered(frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(DataFrame.unionByName, [one.withColumn("scoring", F.lit(place)) for place, one in enumerate(frames)])
+
+
+def _scored(runs: Sequence[Mapping[str, DataFrame]]) -> DataFrame:
+    """Return metric, sample_id, system, score and scoring: the defined scores of all scorings."""
+    scored = _numbered([run["scores"].select("metric", "sample_id", "system", "score") for run in runs])
+    return scored.where(~F.isnan("score"))
 
 
 def _verdicts(runs: Sequence[Mapping[str, DataFrame]]) -> DataFrame | None:

@@ -21,6 +21,7 @@ from tests.fakes.questions import NO_INFORMATION, careless_comparisons, quantiti
 from tests.fakes.recall import say_longrecall
 from tests.fakes.scripted import say_scripted
 from tests.fakes.tools import Call, call
+from tests.fakes.voters import VOTERS, say_vote
 
 Payload = dict[str, Any]
 Statement = tuple[str, tuple[int, ...]]
@@ -157,6 +158,22 @@ def careless(payload: Payload, judge: str) -> str | Said:
     return "\n".join(careless_lines(payload["premise"], payload["hypotheses"], judge))
 
 
+def first_only(payload: Payload) -> str | Said:
+    """Answer as a judge that reads only the first context. Each context is one statement."""
+    if payload.get("stage") != "evaluate_coverage":
+        return fixed(payload)
+    lists: dict[bool, list[str]] = {True: [], False: []}
+    for number, text in enumerate(payload["contexts"], start=1):
+        lists[number == 1 and text in payload["response"]].append(f"- {text} [{number}]")
+    return "\n".join([COVERED, *lists[True], "", UNCOVERED, *lists[False]])
+
+
+def voter(payload: Payload, name: str) -> str | Said:
+    """Answer as a judge of a panel (`tests.fakes.voters`). Other stages answer as `world`."""
+    said = say_vote(payload, name)
+    return world(payload, "closed") if said is None else said
+
+
 def verbatim(payload: Payload) -> str:
     """Return the sentences of a text as facts and claims. A verbatim match with evidence or claims is support.
 
@@ -263,7 +280,8 @@ _ANSWERS: dict[str, Answer] = {"fixed": fixed, "e2e": e2e, "echo": echo, "verbat
 _ANSWERS |= {f"world_{judge}": partial(world, judge=judge) for judge in JUDGES}
 _ANSWERS |= {f"careless_{judge}": partial(careless, judge=judge) for judge in JUDGES}
 _ANSWERS["world"] = _ANSWERS["world_closed"]
-_ANSWERS |= {"strict": strict, "scripted": scripted, "hasty": partial(scripted, hasty=True)}
+_ANSWERS |= {f"voter_{name}": partial(voter, name=name) for name in VOTERS}
+_ANSWERS |= {"first_only": first_only, "strict": strict, "scripted": scripted, "hasty": partial(scripted, hasty=True)}
 _FIXED = {
     "list_conflicts": '{"first": "A fixed fact.", "first_sources": [1], "second": "Another.", "second_sources": [1]}',
     "cover_sides": "1: covered",

@@ -16,7 +16,7 @@ from untold.jobs.cli.main import main
 from untold.jobs.meta_evaluate import CombineError, combine_studies
 from untold.jobs.run.manifest import OutputError
 from untold.jobs.run_tables import open_run
-from untold.jobs.tables import MATCH_COUNTS, META_EVALUATION
+from untold.jobs.study_tables import MATCH_COUNTS, META_EVALUATION
 from untold.udfs.statistics.intervals import joint_bca_interval
 
 MODELS = ("org/gpt-oss-20b", "other")

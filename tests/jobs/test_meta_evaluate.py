@@ -31,7 +31,8 @@ from untold.jobs.meta_evaluate import (
 from untold.jobs.run.manifest import OutputError
 from untold.jobs.run_tables import open_run
 from untold.jobs.settings.model import Settings
-from untold.jobs.tables import COMPARISONS, MEASURES, META_EVALUATION
+from untold.jobs.study_tables import COMPARISONS, META_EVALUATION
+from untold.jobs.tables import MEASURES
 from untold.udfs.statistics.confusion import CONVENTIONS, LABELS
 from untold.udfs.statistics.intervals import bca_interval, clustered_bca_interval
 from untold.udfs.statistics.permutation import adjust_p_values, clustered_permutation_test

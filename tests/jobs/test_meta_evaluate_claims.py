@@ -20,7 +20,7 @@ from untold.jobs.inputs.samples import SampleError
 from untold.jobs.run_tables import open_run
 from untold.jobs.study.judgements import MetaEvaluationError
 from untold.jobs.study.verdict_studies import VERDICTS
-from untold.jobs.tables import META_EVALUATION
+from untold.jobs.study_tables import META_EVALUATION
 from untold.udfs.samples import labelled
 from untold.udfs.samples.file_records import Unit
 

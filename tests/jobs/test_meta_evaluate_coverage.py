@@ -34,7 +34,7 @@ from untold.jobs.run.manifest import OutputError
 from untold.jobs.run_tables import open_run
 from untold.jobs.settings.model import Settings
 from untold.jobs.study.judgements import MetaEvaluationError
-from untold.jobs.tables import COVERAGE, META_EVALUATION
+from untold.jobs.study_tables import COVERAGE, META_EVALUATION
 from untold.udfs.retrieval.embedding import BERTSCORE, find_model
 from untold.udfs.samples.data_sets import read_system
 from untold.udfs.samples.file_records import Unit

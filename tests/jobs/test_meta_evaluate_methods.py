@@ -23,7 +23,8 @@ from untold.jobs.cli.main import main
 from untold.jobs.meta_evaluate import MetaEvaluationRequest
 from untold.jobs.run_tables import open_run
 from untold.jobs.settings.model import Settings
-from untold.jobs.tables import CANDIDATES, CLAIMS, FALSE_NEGATIVES, STATEMENTS, SUBSET, TIERS
+from untold.jobs.study_tables import FALSE_NEGATIVES, SUBSET, TIERS
+from untold.jobs.tables import CANDIDATES, CLAIMS, STATEMENTS
 from untold.udfs.samples.data_sets import read_answers
 from untold.udfs.samples.file_records import Unit
 from untold.udfs.statistics.item_agreement import Subset, largest_remainder

@@ -9,11 +9,13 @@ import json
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
 from tests.runs.harness import make_samples, read_manifest, read_table, sorted_rows, write_samples
 from tests.runs.here import RunHere
+from untold.jobs.metrics.scoring import shuffle_contexts
 
 # In the first repetition, the judge covers no statement of this sample. Later it returns the usual completion
 CHANGES = {
@@ -91,3 +93,53 @@ def test_a_share_of_the_samples_is_judged_again_by_nli(run_here: RunHere, server
     once = sum(row["requests"] for row in read_table(tmp_path / "alone", "usage"))
     assert once < asked < 2 * once
     assert sorted_rows(tmp_path / "alone", "scores") == sorted_rows(tmp_path / "out", "scores")
+
+
+def test_an_order_of_contexts_that_changes_scores_is_in_the_summary(
+    run_here: RunHere, server: ModelServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The judge reads only the first context, and the response states only this one in the given order."""
+    server.configure(answer="first_only")
+    samples = [
+        {
+            "sample_id": f"s{n}",
+            "query": f"Query {n}?",
+            "response": f"Fact {n}.0.",
+            "contexts": [f"Fact {n}.{place}." for place in range(1 + n % 4)],
+            "system": "ab"[n % 2],
+        }
+        for n in range(12)
+    ]
+    path = write_samples(tmp_path / "samples.jsonl", samples)
+    settings = {
+        "llm.repeats": 3,
+        "llm.repeated_share": 1,
+        "llm.structured": "off",
+        "summarise_contexts": "false",
+        "repeats.shuffle_contexts": "true",
+    }
+    planned = run_here(server, path, tmp_path / "out", "--metric", "e2e", "--json", settings=settings, command="plan")
+    assert planned.code == 0, planned.err
+    ended = run_here(server, path, tmp_path / "out", settings=settings)
+    assert ended.code == 0, ended.err
+    (row,) = json.loads(planned.out)
+    assert server.count() == row["requests"] - row["reused"]
+    given = spark.read.parquet(str(tmp_path / "out" / "samples"))
+    orders = {
+        number: {one["sample_id"]: [text.text for text in one["contexts"]] for one in frame.collect()}
+        for number, frame in ((0, given), *((n, shuffle_contexts(given, 0, n)) for n in (2, 3)))
+    }
+    differences = {}
+    for sample in samples:
+        own = [orders[number][sample["sample_id"]] for number in orders]
+        assert {tuple(sorted(order)) for order in own} == {tuple(sorted(sample["contexts"]))}
+        assert all((order != own[0]) == (len(order) > 1) for order in own[1:])
+        scores = [(order[0] in sample["response"]) / len(order) for order in own]
+        differences[sample["sample_id"]] = scores[0] - sum(scores[1:]) / 2
+    for one in read_table(tmp_path / "out", "summary"):
+        known = [differences[each["sample_id"]] for each in samples if one["system"] in (None, each["system"])]
+        assert one["order_difference"] == pytest.approx(sum(known) / len(known))
+        assert one["order_ci_low"] < one["order_difference"] < one["order_ci_high"]
+    assert sum(differences.values()) > 0
+    alone = run_here(server, path, tmp_path / "alone", settings={**settings, "llm.repeats": 1})
+    assert (alone.code, "needs llm.repeats above 1" in alone.err) == (1, True)

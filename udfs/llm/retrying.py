@@ -126,6 +126,8 @@ class Trial:
 ASKED_AGAIN = "asked_again"
 # Temporary conflicts. The client of OpenAI also retries these statuses
 RETRIED_STATUSES = ("http_408", "http_409", "http_425", EXPIRED_KEY)
+# A vote of a judge whose endpoint refused the run or had an outage
+JUDGE_DOWN = "judge_down"
 # Temporary failures. The next start of a run sends these requests again, and no others
 PASSING_TYPES = (
     "timeout",
@@ -135,6 +137,7 @@ PASSING_TYPES = (
     *RETRIED_STATUSES,
     "http_429",
     ASKED_AGAIN,
+    JUDGE_DOWN,
 )
 PASSING_PREFIX = "http_5"
 

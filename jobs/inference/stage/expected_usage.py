@@ -101,6 +101,8 @@ class ExpectedCall:
     known: DataFrame | None = None
     missing: DataFrame | None = None
     by_formula: bool = False
+    # The settings of a judge of a panel
+    settings: Settings | None = None
 
     @property
     def stored(self) -> bool:

@@ -20,6 +20,8 @@ from untold.udfs.stages import definition_of
 from untold.udfs.stages.arrow import LEAKED, TOKENS, UNASKED, add_request_ids, mask_columns
 
 STRING = T.StringType()
+OUTCOME = ("request_id", "error_type", "error")
+"""The columns of all results about their request."""
 _ROW = "request_row"
 
 
@@ -230,6 +232,14 @@ def has_failed() -> Column:
 def is_unasked() -> Column:
     """Return True for a row of results whose request was not sent, because the run ended early."""
     return F.col("error_type").eqNullSafe(UNASKED)
+
+
+def outcomes(results: DataFrame, *keys: str) -> DataFrame:
+    """Return the keys and `OUTCOME` of results, and of the votes of a panel (`jobs.metrics.panel`)."""
+    own = results.select(*keys, *OUTCOME)
+    if "votes" not in results.columns:
+        return own
+    return own.unionByName(results.select(*keys, F.inline("votes")).select(*keys, *OUTCOME))
 
 
 def failure_rows(metric: str, stage: str, asked: DataFrame) -> DataFrame:

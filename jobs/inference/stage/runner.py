@@ -10,6 +10,7 @@ from threading import Lock
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from untold.jobs.inference.backends.backends import Backend, ClusterChecks, PendingRequests, ProcessBackend, TaskBackend
 from untold.jobs.inference.backends.job import JobOutcome, note_left_out
@@ -38,7 +39,9 @@ from untold.jobs.run.terminal import amount
 from untold.jobs.settings.model import Settings, backend_for
 from untold.udfs.llm.calls import CallContext
 from untold.udfs.llm.keys import LOCAL, UNTRIED, SchemaSupport, Stage
+from untold.udfs.llm.retrying import JUDGE_DOWN
 from untold.udfs.llm.usage import NOTHING_USED, Usage
+from untold.udfs.stages import UNASKED
 
 
 @dataclass
@@ -65,9 +68,14 @@ class StageRunner:
     account: Account = field(default_factory=Account)
     # Only one stage sends requests at a time
     turns: MainThreadExecutor = field(default_factory=MainThreadExecutor)
+    # The runners of the judges of a panel by their models
+    panel: dict[str, StageRunner] = field(default_factory=dict)
+    # For a judge the runner of the run's own model
+    run: StageRunner | None = None
     _locks: dict[str, Lock] = field(default_factory=dict)
     _stores: dict[str, StageStore] = field(default_factory=dict)
     _warned_of_ratings: bool = False
+    _is_down: bool = False
     _left_out: set[str] = field(default_factory=set)
 
     @property
@@ -83,12 +91,14 @@ class StageRunner:
     @property
     def parameters(self) -> dict[str, list[str]]:
         """Return the lines about parameters that endpoints refuse, by model."""
-        return self._findings.described(self.stages.values())
+        own = self._findings.described(self.stages.values())
+        return own | {model: lines for one in self.panel.values() for model, lines in one.parameters.items()}
 
     @property
     def damaged_files(self) -> int:
         """Return the number of damaged files that were moved."""
-        return sum(one.damaged for one in self._stores.values())
+        own = sum(one.damaged for one in self._stores.values())
+        return own + sum(one.damaged_files for one in self.panel.values())
 
     @property
     def ending(self) -> Ending:
@@ -109,12 +119,32 @@ class StageRunner:
         columns. A row has the error_type `unasked` if its request was not sent, and nulls if it has no request. An
         error of the endpoint ends the run (`ended`) and raises nothing. Raises StoreError for an unreadable store.
         """
+        if self.run is not None:
+            self.ended, self.error = self.run.ended or self.ended, self.run.error or self.error
         # Two metrics with a common stage pay once for common requests
         with (
             self._locks.setdefault(name, Lock()),
             span(f"stage {name}", metric=self.engines.display.course.metric),
         ):
-            return self._ask_stage(name, rows, carry)
+            results = self._ask_stage(name, rows, carry)
+        return results if self.run is None else self._as_votes(results, self.run)
+
+    def _as_votes(self, results: DataFrame, run: StageRunner) -> DataFrame:
+        """Return the results of a judge. If only its endpoint has failed, its missing votes are `JUDGE_DOWN`.
+
+        Any other end of the judge ends the run.
+        """
+        if self.ended not in ("refused", "outage"):
+            run.ended, run.error = run.ended or self.ended, run.error or self.error
+        if run.ended or not self.ended:
+            return results
+        reason = self.error or "the endpoint does not answer"
+        if not self._is_down:
+            self.engines.display.note(f"the judge {self.settings.llm.model} has no more votes: {reason}")
+        self._is_down = True
+        lost = {"error_type": JUDGE_DOWN, "error": reason}
+        missing = F.col("error_type").eqNullSafe(UNASKED)
+        return results.withColumns({name: F.when(missing, text).otherwise(F.col(name)) for name, text in lost.items()})
 
     def _ask_stage(self, name: str, rows: DataFrame | Requests, carry: Iterable[str]) -> DataFrame:
         display = self.engines.display
@@ -139,6 +169,10 @@ class StageRunner:
         section = section_of(stage.api)
         several = section == "llm" and self.settings.llm.endpoints
         return None if several or stage.api == LOCAL else address_of(self.settings, section)
+
+    def _named(self, section: str) -> str:
+        """Return the name of the endpoint of a section in the account."""
+        return f"{section} of {self.settings.llm.model}" if self.run else section
 
     def _identify(self, name: str, requests: Requests) -> _StageCall:
         """Return the stage without refused parameters, and its requests with their ids."""
@@ -203,7 +237,7 @@ class StageRunner:
                 return None
             before = stage_call.store.damaged
             results = stage_call.store.read(stage_call.requests, stage_call.identified)
-            self.account.note_models(section_of(stage_call.stage.api), results.models)
+            self.account.note_models(self._named(section_of(stage_call.stage.api)), results.models)
             if stage_call.store.damaged == before or self.ended:
                 self._check(stage_call, results)
                 return results
@@ -262,11 +296,12 @@ class StageRunner:
             self.engines.display.show(event)
             note_left_out(event, self._left_out, self.engines.display.note)
 
+        has_answered = self._named(section) in self.account.sections
         call = CallContext(
             stage,
             spent=self.account.spent,
             # Each section has its own endpoint. The manifest of earlier starts knows the endpoint of `llm` only.
-            answered_before=section in self.account.sections or (section == "llm" and self.answered_before),
+            answered_before=has_answered or (section == "llm" and self.answered_before),
             tries_schema=self._findings.goes_alone(stage),
             may_drop_schema=self._findings.can_drop_schema(stage),
             may_adapt=backend is not self._spool and backend is not self._batches,
@@ -281,7 +316,7 @@ class StageRunner:
 
     def _end(self, outcome: JobOutcome, stage: Stage) -> None:
         """Record the outcome of a backend."""
-        self.account.note_models(section_of(stage.api), outcome.models)
+        self.account.note_models(self._named(section_of(stage.api)), outcome.models)
         self.lost += outcome.lost
         if outcome.finding is not None:
             self.engines.display.note(self._findings.record(stage, outcome.finding))

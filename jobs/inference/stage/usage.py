@@ -78,10 +78,10 @@ class Account:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of the table `usage` in the order of the calls: one per stage, and one per endpoint if several."""
+        """The rows of the table `usage` in the order of the calls: one per stage and model, and endpoint if several."""
         if self._counted < len(self.asked):
             outcomes = _count_outcomes(self.asked)
-            names = dict.fromkeys(one.stage.name for one in self.asked)
+            names = dict.fromkeys((one.stage.name, one.stage.model) for one in self.asked)
             whole = (_row(name, self.asked, outcomes[name]) for name in names)
             self._rows = [row for one in whole for row in _by_endpoint(*one)]
             self._counted = len(self.asked)
@@ -101,14 +101,16 @@ class _Outcomes:
     answered: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
 
-def _count_outcomes(asked: list[StageResult]) -> dict[str, _Outcomes]:
-    """Return the outcomes by stage, with calls by their indices in the list. The best outcome of a request counts.
+def _count_outcomes(asked: list[StageResult]) -> dict[tuple[str, str], _Outcomes]:
+    """Return the outcomes by stage and model, with calls by their indices in the list.
 
-    One execution of Spark counts all stages, because each execution takes about a second on slow cores.
+    The best outcome of a request counts. One execution of Spark counts all stages, because each execution takes about
+    a second on slow cores.
     """
     frames = [
         one.results.select(
             F.lit(one.stage.name).alias("stage"),
+            F.lit(one.stage.model).alias("model"),
             F.lit(number).alias("asking"),
             "request_id",
             _outcome(one.results).alias("outcome"),
@@ -120,18 +122,18 @@ def _count_outcomes(asked: list[StageResult]) -> dict[str, _Outcomes]:
     answered = F.col("outcome") < _OUTCOMES.index((FAILED, None))
     requests = (
         reduce(DataFrame.unionByName, frames)
-        .groupBy("stage", "request_id")
+        .groupBy("stage", "model", "request_id")
         .agg(
             F.min("outcome").alias("outcome"),
             F.max(LEAKED).alias(LEAKED),
             *(F.max(answered & (F.col("asking") == number)).alias(name) for number, name in enumerate(names)),
         )
     )
-    found: dict[str, _Outcomes] = defaultdict(_Outcomes)
+    found: dict[tuple[str, str], _Outcomes] = defaultdict(_Outcomes)
     counted = [F.count("*").alias("count"), F.coalesce(F.sum(LEAKED), F.lit(0)).alias(LEAKED)]
     counted += [F.count_if(name).alias(name) for name in names]
-    for row in requests.groupBy("stage", "outcome").agg(*counted).collect():
-        (best, reading), of_stage = _OUTCOMES[row["outcome"]], found[row["stage"]]
+    for row in requests.groupBy("stage", "model", "outcome").agg(*counted).collect():
+        (best, reading), of_stage = _OUTCOMES[row["outcome"]], found[row["stage"], row["model"]]
         of_stage.best[best] += row["count"]
         of_stage.readings[reading] += row["count"]
         of_stage.leaked += row[LEAKED]
@@ -154,13 +156,13 @@ def _listed(texts: Iterable[str]) -> Column:
     return F.array(*map(F.lit, texts))
 
 
-def _row(stage: str, everything: list[StageResult], outcomes: _Outcomes) -> tuple[dict[str, Any], Usage]:
-    """Return the row of a stage in the table `usage`, and its usage with the parts of several endpoints.
+def _row(stage: tuple[str, str], everything: list[StageResult], outcomes: _Outcomes) -> tuple[dict[str, Any], Usage]:
+    """Return the row of a stage and model in the table `usage`, and its usage with the parts of several endpoints.
 
     Requests are distinct over all calls of the stage, and calls and tokens are sums. Retries are calls that are not the
     first call of a request, not rate limited, and not a turn after a tool.
     """
-    asked = [one for one in everything if one.stage.name == stage]
+    asked = [one for one in everything if (one.stage.name, one.stage.model) == stage]
     used = sum((one.usage for one in asked), NOTHING_USED)
     # The completions of a call are its results without those that the store had before
     answered = sum(max(0, count - everything[number].reused) for number, count in outcomes.answered.items())

@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from untold.jobs.tables import META_EVALUATION, RESULT_TABLES
+from untold.jobs.study_tables import META_EVALUATION
+from untold.jobs.tables import RESULT_TABLES
 
 Row = dict[str, Any]
 SCHEMAS = {**RESULT_TABLES, "meta_evaluation": META_EVALUATION}
