@@ -62,8 +62,9 @@ def measures_of(labels: Sequence[str | None]) -> dict[str, BoundedValue]:
 
 
 def conclude_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `CONCLUDED`, a row per sample. batches: columns of `CUT`, judged list<struct<number, label,
-    reason>>. `empty`: the response has no sentence.
+    """Yield columns of `CONCLUDED`, a row per sample. `empty`: the response has no sentence.
+
+    batches: the columns of `CUT`, and judged list<struct<number, label, reason>>.
     """
     for batch in batches:
         yield from in_batches(map(_concluded, batch.to_pylist()), CONCLUDED)
