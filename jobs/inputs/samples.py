@@ -59,7 +59,7 @@ OPTIONAL_TYPES: Mapping[str, T.DataType] = {
         struct_of(id=TEXT, text=TEXT, points=NUMBER, dimension=TEXT, tags=TEXTS, levels=LEVELS, labels=TEXTS)
     ),
     CITATIONS: T.ArrayType(struct_of(start=T.LongType(), end=T.LongType(), sources=TEXTS)),
-    "reference_sources": TEXTS,
+    **dict.fromkeys(("reference_sources", "blocked_sources"), TEXTS),
 }
 CONTEXTS = T.ArrayType(struct_of(id=TEXT, text=TEXT, kind=TEXT))
 KNOWN_FIELDS = [T.StructField(name, CONTEXTS if name == "contexts" else TEXT) for name in KNOWN]

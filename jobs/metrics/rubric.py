@@ -19,12 +19,14 @@ from untold.jobs.metrics.judging import NumberedList
 from untold.jobs.metrics.panel import ordered, vote_rows
 from untold.jobs.metrics.settings import RubricSettings
 from untold.jobs.metrics.views import RubricView
+from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts import rubric_measures
+from untold.udfs.samples import citations
 from untold.udfs.samples.items import MOST_LEVELS
 
 NAME, JUDGE = "rubric", "judge_criteria"
-RESPONSE, REFERENCE = "response", "reference"
+RESPONSE, REFERENCE, UNBLOCKED = SIDES = "response", "reference", "unblocked"
 # A level includes the lower levels
 VERDICTS = {
     **ordered(*rubric_measures.VERDICTS),
@@ -83,11 +85,17 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
 
 
 def _given(samples: DataFrame, *, relative: bool) -> DataFrame:
-    """Return sample_id, query, response, reference (null unless relative), rubric, blank and reference_blank."""
+    """Return sample_id, query, rubric, the texts of all `SIDES`, null if not judged, and if each is blank.
+
+    reference is null unless relative. unblocked is null unless a sentence cites one of the `blocked_sources`.
+    """
     reference = F.col("ground_truth.text") if relative else F.lit(None).cast("string")
-    named = samples.select("sample_id", "query", "response", reference.alias("reference"), "rubric")
-    blank = {"blank": base.is_blank("response"), "reference_blank": base.is_blank("reference")}
-    return named.withColumns(blank)
+    (blocked,) = base.optional_columns(samples, ("blocked_sources",))
+    named = samples.select("sample_id", "query", "response", reference.alias("reference"), "rubric", blocked)
+    cut = named.where(F.size("blocked_sources") > 0).select("sample_id", "response", "blocked_sources")
+    unblocked = cut.mapInArrow(citations.unblocked_batches, spark_schema(citations.UNBLOCKED))
+    blank = {"blank": base.is_blank(RESPONSE)} | {f"{side}_blank": base.is_blank(side) for side in SIDES[1:]}
+    return named.join(unblocked, on="sample_id", how="left").withColumns(blank)
 
 
 def _to_judge(given: DataFrame) -> DataFrame:
@@ -98,7 +106,7 @@ def _to_judge(given: DataFrame) -> DataFrame:
             (place + 1).alias("number"), one["text"].alias("text"), _level_lines(one["levels"]).alias("levels")
         ),
     )
-    texts = F.array(*(F.struct(F.lit(side).alias("side"), F.col(side).alias("text")) for side in (RESPONSE, REFERENCE)))
+    texts = F.array(*(F.struct(F.lit(side).alias("side"), F.col(side).alias("text")) for side in SIDES))
     rows = given.select("sample_id", "query", listed.alias("listed"), F.explode(texts).alias("one"))
     named = rows.select("sample_id", "query", "listed", "one.side", F.col("one.text").alias("response"))
     return named.where(F.col("response").isNotNull() & ~base.is_blank("response"))
@@ -117,10 +125,12 @@ def _conclude(given: DataFrame, judged: DataFrame, score: str) -> DataFrame:
     by_sample = judged.groupBy("sample_id").agg(
         # collect_list skips nulls
         F.collect_list(F.when(F.col("side") == RESPONSE, one)).alias("judged"),
-        F.collect_list(F.when(F.col("side") == REFERENCE, one)).alias("reference"),
+        *(F.collect_list(F.when(F.col("side") == side, one)).alias(side) for side in SIDES[1:]),
         F.max(is_unasked()).alias("waiting"),
     )
-    rows = given.select("sample_id", "rubric", "blank", "reference_blank").join(by_sample, on="sample_id", how="left")
+    blank = ("blank", *(f"{side}_blank" for side in SIDES[1:]))
+    is_blocked = F.col("blocked_sources").isNotNull().alias("is_blocked")
+    rows = given.select("sample_id", "rubric", *blank, is_blocked).join(by_sample, on="sample_id", how="left")
     conclude = partial(rubric_measures.conclude_batches, score=score)
     concluded = base.conclude(rows, conclude, rubric_measures.CONCLUDED)
     is_lost = ~F.col("known") & ~F.col("empty") & ~F.coalesce("waiting", F.lit(False)) & (F.col("unjudged") > 0)
@@ -150,7 +160,7 @@ METRIC = base.Metric(
     settings=(NAME,),
     tables=("criteria", "scores", "measures", "failures"),
     needs=needs,
-    reads=("rubric", "ground_truth"),
+    reads=("rubric", "ground_truth", "blocked_sources"),
     unknown=unknown_bounds,
     derived=clipped_means,
     view=RubricView,

@@ -467,10 +467,6 @@ class RelevancyView(View):
     unjudged = "label"
     headings = ("off the query", "on the query")
 
-    def is_quoted(self, statement: Row) -> bool:
-        """Return False, because no context states the sentences."""
-        return False
-
     def below(self, statement: Row) -> Iterator[Line]:
         """Yield the label and the reason of the judge."""
         if statement["relation"]:

@@ -28,7 +28,7 @@ def relevancy_samples(count: int, judge: str = "closed") -> list[tuple[dict[str,
         written = [f"{text.removesuffix('.')} [{n}]." if random.random() < 0.2 else text for n, text in enumerate(said)]
         heading, end = random.choice((("", ""), ("# A guide\n\n", "\n\n## References\n\n[1] https://a.org")))
         body = random.choice((" ", "\n", "\n\n- ")).join(written)
-        response = f"{heading}{body}{end}" if said else " \n"
+        response = f"{heading}{body}{end}" if said else (" \n", "")[seed % 2]
         found.append(({"sample_id": f"a{seed:04d}", "query": world.query, "response": response}, said))
     return found
 

@@ -201,13 +201,10 @@ CLAIMS_AT = pa.schema([("sample_id", pa.string()), ("measures", pa.list_(MEASURE
 def claims_at_batches(batches: Iterable[pa.RecordBatch], k: int) -> Iterator[pa.RecordBatch]:
     """Yield columns of `CLAIMS_AT`, a row per sample. batches: sample_id, claims, share struct<value, low, high>."""
     for batch in batches:
-        rows = [
-            {
-                "sample_id": row["sample_id"],
-                "measures": measure_list(claims_at(BoundedValue(**row["share"]), row["claims"], k)),
-            }
-            for row in batch.to_pylist()
-        ]
+        found = {
+            row["sample_id"]: claims_at(BoundedValue(**row["share"]), row["claims"], k) for row in batch.to_pylist()
+        }
+        rows = [{"sample_id": name, "measures": measure_list(one)} for name, one in found.items()]
         yield pa.RecordBatch.from_pylist(rows, CLAIMS_AT)
 
 

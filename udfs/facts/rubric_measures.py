@@ -7,20 +7,21 @@ Lost verdicts are unjudged: values cover the judged criteria, and bounds cover a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum
 from typing import Any
 
 import pyarrow as pa
 
 from untold.udfs.facts.aspect_coverage import MEASURE, UNDEFINED, BoundedValue, measure_list
+from untold.udfs.facts.rag_measures import BoundedBool, share
 
 VERDICTS = MET, PARTLY, NOT_MET = "met", "partly_met", "not_met"
 GRADED = "graded"
 # A verdict of a criterion with levels is `level_` and the number of the level, from 1
 LEVEL = "level_"
 STRICT, LENIENT, RELATIVE = SCORES = "strict", "lenient", "relative"
-REFERENCE, CRITERIA = "reference", "criteria"
+REFERENCE, CRITERIA, BLOCKED = "reference", "criteria", "blocked_rate"
 DIMENSION = "dimension:"
 # The credit for a criterion that a response meets partly
 CREDIT: Mapping[str, float] = {STRICT: 0.0, LENIENT: 0.5}
@@ -150,9 +151,11 @@ def measures_of(
 def conclude_batches(batches: Iterable[pa.RecordBatch], score: str) -> Iterator[pa.RecordBatch]:
     """Yield columns of `CONCLUDED`, a row per sample.
 
-    batches: sample_id; rubric list<struct<id, text, points, dimension, tags, levels>>; judged and reference
-    list<struct<number, verdict, reason>> with a null verdict for a lost one; blank and reference_blank, true for a
-    blank text, which meets no criterion. `empty`: the score is undefined. `known`: it has a value.
+    batches: sample_id; rubric list<struct<id, text, points, dimension, tags, levels>>; judged, reference and unblocked
+    list<struct<number, verdict, reason>> with a null verdict for a lost one; blank, reference_blank and
+    unblocked_blank, true for a blank text, which meets no criterion, null without the text; is_blocked, true if the
+    sample has blocked sources. `unblocked` judges the response without sentences that cite them. `empty`: the score is
+    undefined. `known`: it has a value.
     """
     for batch in batches:
         yield pa.RecordBatch.from_pylist([_concluded(row, score) for row in batch.to_pylist()], CONCLUDED)
@@ -162,6 +165,12 @@ def _concluded(row: Row, score: str) -> dict[str, Any]:
     rubric = row["rubric"] or ()
     judged = _by_number(row["judged"])
     criteria = [_judged(one, judged.get(place, {}), blank=row["blank"]) for place, one in enumerate(rubric, start=1)]
+    met = criteria
+    if row["unblocked_blank"] is not None:
+        without = _by_number(row["unblocked"])
+        cut = [_judged(one, without.get(n, {}), blank=row["unblocked_blank"]) for n, one in enumerate(rubric, start=1)]
+        criteria = [_without_blocked(*pair) for pair in zip(met, cut, strict=True)]
+        judged |= {n: row for n, row in without.items() if criteria[n - 1] is cut[n - 1]}
     compared = _by_number(row["reference"]) if score == RELATIVE else {}
     reference = [
         _judged(one, compared.get(place, {}), blank=score == RELATIVE and row["reference_blank"])
@@ -169,6 +178,8 @@ def _concluded(row: Row, score: str) -> dict[str, Any]:
     ]
     dimensions = [one["dimension"] for one in rubric]
     measures = measures_of(criteria, reference if score == RELATIVE else None, dimensions, score)
+    if row["is_blocked"]:
+        measures[BLOCKED] = share([_is_blocked(*pair) for pair in zip(met, criteria, strict=True)])
     partly = CREDIT[STRICT if score == STRICT else LENIENT]
     wanted = [one.share(partly) for one in criteria if one.points > 0]
     both = [*criteria, *(reference if score == RELATIVE else ())]
@@ -191,6 +202,24 @@ def _concluded(row: Row, score: str) -> dict[str, Any]:
         "empty": measures[score].high is None,
         "known": measures[score].value is not None,
     }
+
+
+def _without_blocked(met: JudgedCriterion, unblocked: JudgedCriterion) -> JudgedCriterion:
+    """Return a wanted criterion with its verdict without blocked sentences, if this has less credit.
+
+    A criterion without credit, or with points to avoid, keeps its verdict. The verdict is None if either is missing.
+    """
+    shares = met.share(0.5), unblocked.share(0.5)
+    if met.points <= 0 or shares[0] == 0:
+        return met
+    if None in shares:
+        return replace(met, verdict=None)
+    return min(met, unblocked, key=lambda one: one.share(0.5) or 0.0)
+
+
+def _is_blocked(met: JudgedCriterion, kept: JudgedCriterion) -> BoundedBool:
+    """Return whether blocked sentences give a criterion its credit, for the verdicts with and without them."""
+    return BoundedBool(met != kept and kept.verdict is not None, met != kept or kept.verdict is None)
 
 
 def _by_number(judged: Sequence[Row] | None) -> dict[int, Row]:

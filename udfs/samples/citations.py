@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any
+
+import pyarrow as pa
 
 from untold.udfs.recall.segmentation import is_heading, sentences
 from untold.udfs.samples.values import finite, id_of, text_of
@@ -194,6 +196,34 @@ def cited_sentences(
     by_sentence = _of_spans(found, spans) if spans else reader.marked(found)
     cited = (CitedSentence(one.text, tuple(dict.fromkeys(own))) for one, own in zip(found, by_sentence, strict=True))
     return [one for one in cited if one.sources or not is_heading(one.text)]
+
+
+UNBLOCKED = pa.schema([("sample_id", pa.string()), ("unblocked", pa.string())])
+
+
+def unblocked_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield columns of `UNBLOCKED`, a row per sample. batches: sample_id, response, blocked_sources list<string>.
+
+    `unblocked` is the response without the sentences that cite a blocked source, null if no sentence does.
+    """
+    for batch in batches:
+        texts = [without_sources(row["response"], row["blocked_sources"] or ()) for row in batch.to_pylist()]
+        yield pa.RecordBatch.from_arrays([batch.column("sample_id"), pa.array(texts, pa.string())], schema=UNBLOCKED)
+
+
+def without_sources(response: str, blocked: Collection[str]) -> str | None:
+    """Return the response without the sentences whose markers or links cite a blocked source, None if none does.
+
+    >>> without_sources("It rains [1]. It snows.\\n\\n[1]: https://a.org/b", ["http://a.org/b/"])
+    ' It snows.\\n\\n[1]: https://a.org/b'
+    """
+    body, entries = _without_references(response)
+    reader = _MarkedText(body, _Labels((), entries, ()))
+    keys, found, kept = set(map(source_key, blocked)), list(reader.sentences()), response
+    for one, own in reversed(list(zip(found, reader.marked(found), strict=True))):
+        if not keys.isdisjoint(map(source_key, own)):
+            kept = kept[: one.start] + kept[one.stop :]
+    return None if kept == response else kept
 
 
 def _cover(text: str, spans: Sequence[tuple[int, int, Any]]) -> bool:

@@ -31,7 +31,7 @@ REQUIRED = ("query", "response", "contexts")
 CITATIONS = "citations"
 OPTIONAL = (
     *("query_id", "aspects", "references", "ground_truth", "claim_checks", "rubric", CITATIONS),
-    "reference_sources",
+    *("reference_sources", "blocked_sources"),
 )
 # A required column with an alternative: the texts in which facts are looked up, or the facts themselves
 EITHER = "contexts or references"
@@ -54,7 +54,7 @@ ITEMS: Mapping[str, Callable[[Any], Any]] = {
     "ground_truth": normalise_ground_truth,
     "claim_checks": normalise_checks,
     "rubric": normalise_rubric,
-    "reference_sources": normalise_sources,
+    **dict.fromkeys(("reference_sources", "blocked_sources"), normalise_sources),
 }
 # The ids of sources without texts, by position
 SEGMENTS = "segment_ids"

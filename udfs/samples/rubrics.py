@@ -180,7 +180,8 @@ def _is_page(text: Any) -> bool:
 def deepresearch_bench_2(row: Values, _: int) -> Iterator[Values]:
     """Yield a task with its nested rubric: each item has one point, and its group is the dimension.
 
-    The references that a response must not use are the column `blocked`. The prompt names them too.
+    The references that a response must not use are the column `blocked`, and their URLs the column `blocked_sources`.
+    The prompt names them too.
     """
     values = _named(row, DEEPRESEARCH)
     content = opened(values.pop("content"))
@@ -190,7 +191,9 @@ def deepresearch_bench_2(row: Values, _: int) -> Iterator[Values]:
     values["rubric"] = [
         {"text": text, "points": 1, "dimension": name, "tags": []} for name, own in groups.items() for text in own
     ]
-    yield {**values, "blocked": content.get("blocked")}
+    blocked = content.get("blocked")
+    urls = blocked.get("urls") if isinstance(blocked, Mapping) else None
+    yield {**values, "blocked": blocked, **({"blocked_sources": urls} if urls else {})}
 
 
 def scholarqa_cs(row: Values, _: int) -> Iterator[Values]:

@@ -177,7 +177,7 @@ def test_nested_rubrics_of_deepresearch_bench_2_have_dimensions(tmp_path: Path) 
         ("Names 2021", 1.0, "info_recall"),
         ("Compares both", 1.0, "analysis"),
     ]
-    assert task.rest["blocked"]["urls"] == ["https://example.org/a"]
+    assert task.rest["blocked"]["urls"] == task.rest["blocked_sources"] == ["https://example.org/a"]
 
 
 def test_criteria_of_scholarqa_cs_have_grades(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "howto" / "coming-from.md"
         ("context-recall", "rag has the measure claim_recall"),
         ("context precision", "rag has the measure context_precision"),
         ("FactualCorrectness", "factual_correctness: the score of rag is F1 of claims"),
-        ("answer_relevancy", "write it as a criterion of rubric"),
+        ("response relevancy", "answer_relevancy measures it"),
         ("nil", "did you mean nli?"),
     ],
 )

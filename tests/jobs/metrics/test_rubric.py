@@ -18,7 +18,7 @@ from untold.udfs.samples.items import normalise_ground_truth, normalise_rubric
 from untold.udfs.stages.arrow import UNASKED
 
 STAGE = "judge_criteria"
-OPTIONAL = ("rubric", "ground_truth")
+OPTIONAL = ("rubric", "ground_truth", "blocked_sources")
 SAMPLES = T.StructType(
     [
         *(T.StructField(name, T.StringType()) for name in ("sample_id", "query", "response", "system")),

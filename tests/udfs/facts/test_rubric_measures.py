@@ -130,8 +130,8 @@ ROW = pa.schema(
                 )
             ),
         ),
-        *((name, pa.bool_()) for name in ("blank", "reference_blank")),
-        *((name, JUDGED) for name in ("judged", "reference")),
+        *((name, pa.bool_()) for name in ("blank", "reference_blank", "unblocked_blank", "is_blocked")),
+        *((name, JUDGED) for name in ("judged", "reference", "unblocked")),
     ]
 )
 
