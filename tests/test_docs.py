@@ -214,7 +214,7 @@ def test_words_of_the_glossary_that_name_code_are_there() -> None:
     assert [name for name in named if name not in known] == []
 
 
-def test_a_term_is_told_in_one_sentence_and_is_used() -> None:
+def test_a_term_is_defined_in_one_sentence_and_is_used() -> None:
     assert len(glossary()) >= 40
     text = " ".join(text for file, text in pages() if file != "docs/glossary.md").lower()
     assert [term for term, meaning in glossary() if ". " in meaning or term not in text] == []

@@ -179,7 +179,7 @@ STARTED = (
 PARTS = ("untold.jobs.answer", "untold.jobs.cli", "untold.jobs.metrics", "untold.udfs.statistics", "untold.udfs.stages")
 
 
-def test_a_base_install_imports_what_it_runs() -> None:
+def test_a_base_install_imports_the_modules_that_it_runs() -> None:
     names = [*(f"untold.jobs.{name}" for name in STARTED), *(name for name in MODULES if within(name, PARTS))]
     # None marks a module as not installed
     program = f"import sys, importlib; sys.modules.update(dict.fromkeys({EXTRAS}))\n"
@@ -187,7 +187,7 @@ def test_a_base_install_imports_what_it_runs() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_only_what_makes_calls_loads_what_makes_them() -> None:
+def test_only_modules_that_make_calls_load_the_client_packages() -> None:
     """The import takes a second in each process of a start, and only one process calls an endpoint."""
     names = [f"untold.jobs.{name}" for name in ("score", "plan", "inference.backends.actor_driver")]
     program = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\n"

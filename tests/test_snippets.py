@@ -63,7 +63,7 @@ RUN_ELSEWHERE = {
     "untold estimate --proxy judge --input answered/samples --metric nli --judge-budget 20 --output estimated": (
         "tests/runs/test_judge_budget.py"
     ),
-    # The samples of these commands are those of a project
+    # The samples of these commands belong to a project
     **dict.fromkeys(
         (
             *(
@@ -343,7 +343,7 @@ def test_a_line_of_cron_starts_a_command_that_is_one(folder: Path) -> None:
     assert (name, options["output"], options["date"]) == ("nightly", "nightly/{date}", None)
 
 
-def test_a_command_reads_what_earlier_ones_write() -> None:
+def test_a_command_reads_the_outputs_of_earlier_commands() -> None:
     assert (read_by("untold compare ranked"), written_by(WRITERS["ranked"])) == ({"ranked"}, {"ranked"})
     assert read_by(WRITERS["ranked"]) == {"answered"}
     assert read_by("untold prune --store nightly/completions --keep-outputs 'nightly/2026-11-*'") == {"nightly"}
@@ -388,7 +388,7 @@ def test_the_python_of_a_page_works(
 
 
 @pytest.mark.gate
-def test_the_notebook_shows_what_the_commands_wrote(user: User, folder: Path) -> None:
+def test_the_notebook_shows_the_outputs_of_the_commands(user: User, folder: Path) -> None:
     user.prepare(["results"])
     shown = execute({"results": (path_of("results"), folder / "results")})["results"]
     assert "results: finished" in text_of(shown["look"])

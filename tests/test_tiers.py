@@ -67,7 +67,7 @@ def test_a_job_of_each_metric_is_named() -> None:
 
 
 def test_the_quick_tier_has_the_tests_that_are_named() -> None:
-    """The options are those of pyproject.toml, as in README's command."""
+    """The options come from pyproject.toml, as in the command in the README."""
     command = [sys.executable, "-m", "pytest", "--collect-only", *sorted({one.split("::")[0] for one in NAMED})]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr

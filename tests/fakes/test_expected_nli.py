@@ -37,7 +37,7 @@ def test_statements_are_covered_where_the_response_entails_them() -> None:
     assert expected.bounds == (1 / 3, 1 / 3)
 
 
-def test_the_basis_leaves_out_what_another_missing_statement_entails() -> None:
+def test_the_basis_omits_statements_that_another_missing_statement_entails() -> None:
     context = "Ada Mill lives in France. Ada Mill lives in Lyon. Ada Mill lives in Europe. Ada Mill lives in Osaka."
     expected = expected_nli(_sample("", context), Options())
     assert [(statement.text[18:-1], statement.in_basis) for statement in expected.statements] == [
@@ -145,7 +145,7 @@ def test_five_responses_to_each_of_forty_queries_share_the_pairs_of_their_contex
     assert counted > 0.5 * (alone + between)
 
 
-def test_bounds_hold_for_every_completion_of_what_is_unjudged() -> None:
+def test_bounds_hold_for_all_labels_of_the_unjudged_pairs() -> None:
     widths = []
     for world in worlds(40, "noisy"):
         sample = world.samples()[0]

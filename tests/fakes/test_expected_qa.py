@@ -37,7 +37,7 @@ def _statement_of(expected: Any, answer: str) -> ExpectedStatement:
     return found
 
 
-def test_the_basis_leaves_out_what_another_missing_answer_entails() -> None:
+def test_the_basis_omits_answers_that_another_missing_answer_entails() -> None:
     context = "Ada Mill lives in France. Ada Mill lives in Lyon. Ada Mill lives in Osaka."
     statements = expected_qa(_sample("", context), _SURE).statements
     bases = {normalise(one.text.partition(" A: ")[2]): one.in_basis for one in statements}
@@ -141,7 +141,7 @@ def test_where_no_question_passes_nothing_is_answered() -> None:
 
 
 @pytest.mark.gate
-def test_bounds_hold_for_every_completion_of_what_is_unjudged() -> None:
+def test_bounds_hold_for_all_labels_of_the_unjudged_pairs() -> None:
     widths = []
     for world in qa_worlds(60, "noisy"):
         sample, options = world.samples()[0], Options("noisy")

@@ -90,7 +90,7 @@ def test_coverage_is_answered_with_every_sentence_once_and_its_contexts(server: 
 @pytest.mark.parametrize(
     ("text", "summary"), [("Yes, it's <so>. IRRELEVANT it is.\nEnd.", "Yes, it's <so>. End."), ("IRRELEVANT.", "None")]
 )
-def test_a_summary_leaves_out_what_is_marked_irrelevant(server: ModelServer, text: str, summary: str) -> None:
+def test_a_summary_omits_the_text_that_is_marked_irrelevant(server: ModelServer, text: str, summary: str) -> None:
     _, content = _post(server, _prompt("summarise_context", query="q", text=text))
     assert _text(content) == summary == (expected_summary(text) or "None")
 

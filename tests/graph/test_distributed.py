@@ -107,7 +107,9 @@ def test_condenser_sends_graphs_where_they_fit(spark: SparkSession, tmp_path: Pa
 
 
 @pytest.mark.parametrize("method", ["auto", "local"])
-def test_condenser_asks_nobody_where_all_fit(spark: SparkSession, tmp_path: Path, method: str) -> None:
+def test_the_condenser_uses_no_library_if_all_graphs_are_small(
+    spark: SparkSession, tmp_path: Path, method: str
+) -> None:
     limit = 1 if method == "local" else 1000
     found = condense(spark, tmp_path, FAMILIES, None, limit=limit, method=method)
     assert found == expected_rows(FAMILIES)

@@ -183,7 +183,7 @@ def test_a_trend_is_of_the_dates_of_folders(tmp_path: Path) -> None:
     ]
 
 
-def test_joins_read_what_only_arrow_can_read(tmp_path: Path) -> None:
+def test_joins_read_files_that_only_arrow_can_read(tmp_path: Path) -> None:
     """DuckDB reads brackets as a pattern, so Arrow reads this folder in the same way as an object store."""
     ids = [{"sample_id": f"s{number}"} for number in range(5_000)]
     scores = [{**row, "score": number % 100 / 100} for number, row in enumerate(ids)]

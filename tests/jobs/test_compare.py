@@ -431,13 +431,13 @@ def test_pairs_are_shown_that_differ_by_more_than_chance() -> None:
         ({"scored": 12, "ci_low": None}, "- (all equal)"),
     ],
 )
-def test_an_interval_that_cannot_be_had_says_why(row: dict[str, Any], shown: str) -> None:
+def test_a_missing_interval_has_a_reason(row: dict[str, Any], shown: str) -> None:
     (system, *_) = ranking()["systems"]
     lines = list(comparison_lines({"systems": [{**system, **row, "ci_high": 0.5}], "comparisons": []}, Page()))
     assert lines[1].endswith(f"  {shown}")
 
 
-def test_intervals_of_queries_say_that_these_may_be_one() -> None:
+def test_intervals_of_queries_report_possibly_equal_queries() -> None:
     (system, *_) = ranking()["systems"]
     alone = {"systems": [{**system, "ci_low": None}], "comparisons": []}
     assert list(comparison_lines(alone, Page(), clustered=True))[1].endswith("- (one query, or all equal)")

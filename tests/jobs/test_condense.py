@@ -251,7 +251,7 @@ def test_refuses_input_with_one_line(spark: SparkSession, tmp_path: Path, case: 
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_refuses_what_is_not_there(spark: SparkSession, tmp_path: Path) -> None:
+def test_missing_input_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(SampleError, match="does not exist"):
         condense(
             CondenseRequest(relations=str(tmp_path / "none.csv"), output=str(tmp_path / "out"), settings=Settings())
@@ -259,7 +259,7 @@ def test_refuses_what_is_not_there(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.gate
-def test_an_output_is_replaced_only_when_told_to(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_output_is_replaced_only_with_the_option(spark: SparkSession, tmp_path: Path) -> None:
     request = ask(tmp_path, RELATIONS, NODES)
     first = condense(request)
     assert (first["nodes"], first["relations"]) == (len(NODES), len(RELATIONS))

@@ -97,7 +97,7 @@ def write_run(folder: Path, count: int = 3, response: str = "r") -> Path:
     return folder
 
 
-def test_a_row_is_a_sample_with_its_scores_and_what_it_leaves_out(tmp_path: Path) -> None:
+def test_a_row_is_a_sample_with_its_scores_and_missing_statements(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path))
     first, second, _ = wide_rows(run)
 
@@ -393,7 +393,7 @@ def test_ragchecker_needs_the_metric(tmp_path: Path) -> None:
         export(open_run(str(write_run(tmp_path / "run"))), "ragchecker", str(tmp_path / "out.json"))
 
 
-def test_text_goes_to_standard_output_where_no_file_is_named(tmp_path: Path, capsysbinary: Any) -> None:
+def test_text_is_written_to_standard_output_without_a_file(tmp_path: Path, capsysbinary: Any) -> None:
     write_run(tmp_path / "run", 2)
     assert main(["export", str(tmp_path / "run"), "--to", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsysbinary.readouterr().out.decode(), newline="")))
@@ -411,7 +411,7 @@ def test_text_goes_to_standard_output_where_no_file_is_named(tmp_path: Path, cap
         (["--to", "mlflow"], 1, "export --to mlflow needs mlflow: pip install mlflow"),
     ],
 )
-def test_what_cannot_be_exported_is_one_line(
+def test_an_impossible_export_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
 ) -> None:
     write_run(tmp_path)

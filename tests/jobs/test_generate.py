@@ -34,7 +34,7 @@ def rows_of(found: Samples) -> dict[str, dict[str, Any]]:
     return {row["sample_id"]: row.asDict(recursive=True) for row in found.samples.collect()}
 
 
-def test_questions_are_samples_without_what_belongs_to_answers(spark: SparkSession, tmp_path: Path) -> None:
+def test_questions_are_samples_without_the_columns_of_answers(spark: SparkSession, tmp_path: Path) -> None:
     answered = [{**QUESTION, "question_id": "1", "sample_id": f"1:{name}", "n": 1} for name in ("a", "b")]
     answered = [
         {**row, "response": row["sample_id"], "system": row["sample_id"], "label": "Correct"} for row in answered
@@ -278,7 +278,7 @@ def test_systems_that_would_share_every_answer_are_refused_before_any_call(tmp_p
 ANSWERS = "sample_id string, request_id string, answer string, error_type string, error string"
 
 
-def test_a_failure_and_what_was_not_asked_are_no_answers(spark: SparkSession) -> None:
+def test_failed_and_unsent_requests_are_not_answers(spark: SparkSession) -> None:
     columns = "sample_id string, query string, `a.b``` int"
     plain = spark.createDataFrame([(name, "q", 1) for name in "wxyz"], columns)
     questions = plain.selectExpr("sample_id", "query", "array(struct('1' as id, 't' as text)) as contexts", "`a.b```")

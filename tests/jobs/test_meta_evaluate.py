@@ -69,7 +69,7 @@ def test_agreement_of_two_models_and_metrics(evaluated: MetaEvaluationRequest) -
 
 
 @pytest.mark.gate
-def test_what_is_given_of_conflicts_is_held_against_labels_beside_the_score(spark: SparkSession, wiki: Path) -> None:
+def test_the_coverage_of_conflicts_and_the_score_are_compared_with_labels(spark: SparkSession, wiki: Path) -> None:
     """A correct response covers both sides of all conflicts, and an incorrect one covers no side.
 
     The view is always right.

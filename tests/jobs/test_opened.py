@@ -17,7 +17,7 @@ SHIPPED = ("results", "meta_evaluation", *(f"nightly/2026-11-{day}" for day in r
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_outputs_open_and_say_who_made_them(name: str) -> None:
+def test_shipped_outputs_open_and_name_their_creator(name: str) -> None:
     run = untold.open_run(untold.demo_output(name))
     assert run.status == "finished"
     assert "scripted judge" in run.manifest["made_by"]
@@ -26,7 +26,7 @@ def test_shipped_outputs_open_and_say_who_made_them(name: str) -> None:
     assert sum(path.stat().st_size for path in files) < 400_000
 
 
-def test_shipped_results_have_what_the_report_and_notebooks_show() -> None:
+def test_shipped_results_have_the_tables_of_the_report_and_the_notebooks() -> None:
     run = untold.open_run(untold.demo_output())
     assert {row["metric"] for row in run.summary().to_pylist()} == {"e2e", "nli", "qa"}
     assert {row["status"] for row in run.statuses().to_pylist()} == {"ok", "no_statements", "failed"}
@@ -34,7 +34,7 @@ def test_shipped_results_have_what_the_report_and_notebooks_show() -> None:
     assert run.costs().to_pylist()[0]["cost"] > 0
 
 
-def test_the_command_shows_what_a_run_has_and_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_the_tables_of_a_run_and_the_next_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["open", "--demo"]) == 0
     shown = capsys.readouterr().out.splitlines()
     where = untold.demo_output()
@@ -84,7 +84,7 @@ def test_pictures_are_png_files_of_the_size_that_is_shown(name: str) -> None:
     assert width / height == pytest.approx(shown["width"] / shown["height"], rel=0.02)
 
 
-def test_a_picture_is_the_same_each_time_whatever_else_is_drawn() -> None:
+def test_a_picture_does_not_depend_on_other_pictures() -> None:
     run = untold.open_run(untold.demo_output())
     first = untold.plots.costs(run)._repr_png_()
     with matplotlib.rc_context({"font.size": 30, "text.color": "red"}):

@@ -199,7 +199,7 @@ def test_whole_contexts_that_were_judged_do_not_pass_for_their_summaries(spark: 
 
 
 @pytest.mark.gate
-def test_what_an_earlier_metric_asks_is_reused_by_a_later_one(spark: SparkSession) -> None:
+def test_a_later_metric_reuses_the_requests_of_an_earlier_metric(spark: SparkSession) -> None:
     rows = count(spark, frame_of(spark, SAMPLES_OF_PLAN[:2]), None, metrics=("first", "second"))
     assert [(row["metric"], row["requests"], row["reused"], row["exact"]) for row in rows] == [
         ("first", 3, 0, True),
@@ -316,7 +316,7 @@ def test_pairs_are_counted_before_any_is_asked(first_run: RunOfWorlds, metric: s
 
 
 @pytest.mark.gate
-def test_first_stage_is_what_the_run_then_asks(first_run: RunOfWorlds) -> None:
+def test_the_first_stage_has_the_requests_of_the_run(first_run: RunOfWorlds) -> None:
     row, used = first_run.before[0], first_run.usage[SUMMARISE]
     assert (row["exact"], row["requests"], row["reused"]) == (True, used["requests"], 0)
     assert row["requests"] == first_run.calls[SUMMARISE]
@@ -351,7 +351,7 @@ def test_new_answer_to_known_contexts_is_exactly_one_request(first_run: RunOfWor
 
 
 @pytest.mark.gate
-def test_expected_cost_is_near_what_was_spent(second_run: RunOfWorlds) -> None:
+def test_the_expected_cost_is_near_the_actual_cost(second_run: RunOfWorlds) -> None:
     """The plan uses the means of a store with other samples.
 
     The first metric pays for the stages that all metrics share.
@@ -375,7 +375,7 @@ def test_expected_cost_is_near_what_was_spent(second_run: RunOfWorlds) -> None:
         ({"max_tokens": None}, UNLIMITED_COMPLETION_TOKENS),
     ],
 )
-def test_completion_limit_is_what_the_stage_sends(llm: dict[str, Any], limit: int) -> None:
+def test_the_completion_limit_is_the_limit_of_the_stage(llm: dict[str, Any], limit: int) -> None:
     assert completion_limit(bind_stage("classify_relation", settings_for(**llm))) == limit
 
 
@@ -393,7 +393,7 @@ def plan_row(**fields: Any) -> dict[str, Any]:
     return {**row, "expected_cost": 0.25, **fields}
 
 
-def test_tables_show_what_is_possible_and_what_is_expected() -> None:
+def test_tables_show_the_possible_and_the_expected_numbers() -> None:
     rows = [plan_row(), plan_row(stage="evaluate_coverage", exact=False)]
     lines = [" ".join(line.split()) for line in plan_lines(rows, Page())]
     assert lines[:11] == [
@@ -411,7 +411,7 @@ def test_tables_show_what_is_possible_and_what_is_expected() -> None:
     ]
 
 
-def test_a_plan_says_what_batches_would_cost_and_how_many_rounds_there_are() -> None:
+def test_a_plan_shows_the_cost_and_the_rounds_of_batches() -> None:
     answered = plan_row(stage="rate_relevance", reused=1200, batch_cost=0.0)
     rows = [plan_row(), plan_row(stage="evaluate_coverage"), answered, plan_row(stage="embed_text", batch_cost=0.0)]
     line = "by batches (llm.backend=batch): cost 1.50 at most, 2 rounds of batches, each within 24 hours"

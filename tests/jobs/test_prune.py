@@ -105,7 +105,7 @@ def test_what_the_sentinel_of_a_kept_output_needs_stays(store: Path, tmp_path: P
     assert ids_of(store) == ["aged", "aged", "kept", "new", "other", "recent"]
 
 
-def test_without_apply_nothing_changes_and_rows_and_bytes_are_told(
+def test_without_apply_no_file_changes_and_rows_and_bytes_are_reported(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
@@ -159,7 +159,7 @@ def test_a_store_that_a_run_holds_is_left_alone(store: Path, name: str) -> None:
     assert ids_of(store) == ["new", "other", "recent"]
 
 
-def test_a_run_does_not_look_up_what_is_being_removed(store: Path) -> None:
+def test_a_run_does_not_reuse_completions_that_are_being_removed(store: Path) -> None:
     wait_for_prune(str(store), "run", wait=False, notify=lambda _: None)
     with lock_folder(str(store / "_uses"), "prune", wait=False), pytest.raises(LockedError):
         wait_for_prune(str(store), "run", wait=False, notify=lambda _: None)

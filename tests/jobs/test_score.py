@@ -47,7 +47,7 @@ def test_a_partial_sample_counts_as_an_error() -> None:
     assert Ending().exit_code({"ok": 1, "partial": 1}, "any") == 4
 
 
-def test_a_mean_below_its_bar_is_told_with_mean_bar_and_n() -> None:
+def test_a_mean_below_its_bar_is_reported_with_mean_bar_and_n() -> None:
     rows = [
         {"metric": "e2e", "level": "overall", "mean": 0.65, "n": 4, "scored": 3},
         {"metric": "e2e", "level": "system", "mean": 0.1, "n": 4, "scored": 3},
@@ -93,7 +93,7 @@ E2E = Added(METRICS["e2e"].depends_on, "input")
         (Settings(), {**BOTH, **{name: replace(one, template="t") for name, one in STAGE.items()}}, ["another model"]),
     ],
 )
-def test_what_metrics_that_are_there_do_not_use_may_differ_where_others_are_added(
+def test_added_metrics_can_have_other_settings_that_existing_metrics_do_not_use(
     settings: Settings, stages: dict[str, Stage], found: list[str]
 ) -> None:
     there = identify("input", ("e2e",), Settings(), STAGE)

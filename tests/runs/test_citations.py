@@ -108,7 +108,7 @@ def test_reasons_are_columns(job: WorldJob) -> None:
 
 
 def test_every_distinct_request_is_sent_once(job: WorldJob) -> None:
-    """Equal sentences of equal sources share a request. Open ones are requested in another list, then singly."""
+    """Equal sentences of equal sources share a request. An unlabelled sentence is sent in a list again."""
     asked = set()
 
     def ask(stage: str, **variables: Any) -> None:

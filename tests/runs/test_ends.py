@@ -156,7 +156,7 @@ def test_names_beyond_ascii_need_no_locale(server: ModelServer, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arrivals", [20, 37, 55])
-def test_a_run_that_is_told_to_end_while_it_writes_keeps_what_it_paid_for(
+def test_a_run_that_is_stopped_during_a_write_keeps_its_completions(
     run_here: RunHere, server: ModelServer, tmp_path: Path, arrivals: int
 ) -> None:
     path, output = places(tmp_path)

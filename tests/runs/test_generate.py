@@ -64,7 +64,7 @@ def generate(run_here: RunHere) -> Callable[..., Ended]:
 
 
 @pytest.mark.slow
-def test_two_systems_answer_what_is_asked_and_are_scored(
+def test_two_systems_answer_the_questions_and_are_scored(
     run_here: RunHere, generate: Callable[..., Ended], server: ModelServer, tmp_path: Path
 ) -> None:
     lost = {"when": {"contains": "What of 3?"}, "do": {"status": 400, "error": {"message": "no"}}}

@@ -145,7 +145,7 @@ def test_claims_have_verdicts_and_equal_ones_are_one(job: Path) -> None:
     assert found.keys() == {"whole", "again", "given", "partial", "unaligned", "aimless"}
 
 
-def test_evidence_names_chunks_by_what_they_say(job: Path) -> None:
+def test_evidence_names_chunks_by_their_text(job: Path) -> None:
     chunks = {row["chunk_id"]: row for row in read_table(job / "out", "chunks")}
     assert sorted(row["text"] for row in chunks.values()) == [CONTEXTS[0], CONTEXTS[1]["text"]]  # type: ignore[index]
     assert {row["document_id"] for row in chunks.values()} == {"1", "b"}
@@ -174,7 +174,7 @@ def test_aspects_are_statements_with_the_claims_that_cover_them(job: Path) -> No
     assert found.keys() == {"whole", "again", "given", "blank", "silent", "partial"}
 
 
-def test_what_failed_is_told_of_each_sample(job: Path) -> None:
+def test_the_failures_of_each_sample_are_reported(job: Path) -> None:
     failed = Counter((row["sample_id"], row["stage"], row["error_type"]) for row in read_table(job / "out", "failures"))
     assert failed == {
         ("partial", "classify_relation", "http_400"): 2,
@@ -184,7 +184,7 @@ def test_what_failed_is_told_of_each_sample(job: Path) -> None:
     }
 
 
-def test_responses_to_one_query_share_what_is_asked(world: ModelServer, job: Path) -> None:
+def test_responses_to_one_query_share_requests(world: ModelServer, job: Path) -> None:
     asked = {
         stage: world.count(stage)
         for stage in ("extract_claims", "generate_aspects", "classify_relation", "align_claims")
@@ -227,7 +227,7 @@ def test_early_stop_changes_evidence_alone(run_here: RunHere, world: ModelServer
 
 
 @pytest.mark.slow
-def test_a_plan_counts_what_there_can_be(run_here: RunHere, world: ModelServer, job: Path) -> None:
+def test_a_plan_counts_the_possible_requests(run_here: RunHere, world: ModelServer, job: Path) -> None:
     settings = {**SETTINGS, **embedder(world), "completion_store": job / "store"}
     before = world.count()
     words = words_of(world, job / "samples.jsonl", job / "out", *ICAT, "--json", settings=settings, command="plan")
@@ -400,7 +400,7 @@ def test_a_budget_ends_it_resumable(run_here: RunHere, world: ModelServer, job: 
         assert read_table(tmp_path / "out", name) == read_table(job / "out", name), name
 
 
-def test_a_report_has_what_the_tables_have(job: Path) -> None:
+def test_a_report_has_the_content_of_the_tables(job: Path) -> None:
     words = {one["id"]: one["metrics"]["icat"].get("words", ()) for one in assert_reported(job / "out")}
     stages = {name: [stage for stage, _ in own] for name, own in words.items()}
     assert stages["whole"] == stages["given"] == ["extract_claims", "align_claims"]

@@ -28,7 +28,7 @@ def whole(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield run_whole(run_here, server, path, "icat", STAGES, {})
 
 
-def test_what_is_repeated_is_what_brute_force_concludes(whole: Whole) -> None:
+def test_a_repeated_run_equals_brute_force(whole: Whole) -> None:
     found = read_concluded(whole.output)
     expected = {one["sample_id"]: expected_icat(one, in_contexts(one), Options(judge="noisy")) for one in SAMPLES}
     assert found == {name: concluded(one) for name, one in expected.items()}

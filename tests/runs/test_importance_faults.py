@@ -44,7 +44,7 @@ def test_a_run_killed_in_every_stage_asks_nothing_that_is_stored(
     assert_same_tables(tmp_path / "out", whole.output, TABLES)
 
 
-def test_faults_in_every_stage_leave_bounds_that_hold_and_are_mended(
+def test_faults_in_every_stage_leave_valid_bounds_and_are_fixed_later(
     run_here: RunHere, whole: Whole, tmp_path: Path
 ) -> None:
     server, output = whole.server, tmp_path / "out"

@@ -129,7 +129,7 @@ def test_the_published_profile(worlds: Worlds) -> None:
     assert sum(len(claim.evidence) > 5 for one in expected.values() for claim in one.claims) > 50
 
 
-def test_contexts_as_they_are_and_what_is_kept(worlds: Worlds) -> None:
+def test_unchanged_contexts_and_kept_completions(worlds: Worlds) -> None:
     settings = {
         "summarise_contexts": "false",
         "importance.top_k": 3,

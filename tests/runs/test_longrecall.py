@@ -80,7 +80,7 @@ def test_as_much_is_asked_as_brute_force_has_to(job: RecallJob) -> None:
     assert usage == wanted
 
 
-def test_what_failed_is_told_of_each_sample(job: RecallJob) -> None:
+def test_the_failures_of_each_sample_are_reported(job: RecallJob) -> None:
     failures = read_table(job.output, "failures")
     assert {(row["stage"], row["error_type"]) for row in failures} == {
         *((stage, "http_400") for stage in REFUSED),
@@ -148,5 +148,5 @@ def test_samples_need_references(run_here: RunHere, job: RecallJob, tmp_path: Pa
     assert "references" in ended.err
 
 
-def test_a_report_has_what_the_tables_have(job: RecallJob) -> None:
+def test_a_report_has_the_content_of_the_tables(job: RecallJob) -> None:
     assert_reported(job.output)

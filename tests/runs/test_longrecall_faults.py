@@ -45,7 +45,7 @@ def whole(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield run_whole(run_here, server, path, "longrecall", STAGES, SETTINGS)
 
 
-def test_what_is_repeated_is_what_brute_force_concludes(whole: Whole) -> None:
+def test_a_repeated_run_equals_brute_force(whole: Whole) -> None:
     options = Options("noisy", baselines=BASELINES)
     expected = {sample["sample_id"]: expect(sample, options) for sample in samples_of(WORLDS)}
     assert_as_expected({name: read_table(whole.output, name) for name in TABLES}, expected)

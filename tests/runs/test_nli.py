@@ -96,7 +96,7 @@ def test_scores_and_statuses_are_those_of_brute_force(job: NliJob) -> None:
     assert found == {name: figures(one) for name, one in job.expected.items()}
 
 
-def test_the_worlds_hold_what_they_are_to_show(job: NliJob) -> None:
+def test_the_worlds_contain_all_cases(job: NliJob) -> None:
     statements = [one for expected in job.expected.values() for one in expected.statements]
     assert len(job.samples) == 2 * WORLDS
     assert sum(one.covered for one in statements) > 100
@@ -158,7 +158,7 @@ def test_pairs_of_contexts_are_asked_once_for_all_responses(job: NliJob) -> None
 
 
 @pytest.mark.slow
-def test_metrics_share_what_both_ask(run_here: RunHere, job: NliJob, tmp_path: Path) -> None:
+def test_metrics_share_equal_requests(run_here: RunHere, job: NliJob, tmp_path: Path) -> None:
     samples = job.samples[:30]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     job.server.reset()
@@ -216,7 +216,7 @@ def count_lists(job: NliJob, size: int) -> int:
 
 
 @pytest.mark.gate
-def test_lists_conclude_what_pairs_do_whatever_a_judge_leaves_out_or_repeats(
+def test_lists_have_the_results_of_pairs_if_a_judge_omits_or_repeats_items(
     run_here: RunHere, job: NliJob, tmp_path: Path
 ) -> None:
     settings = {"completion_store": job.output / "completions", **IN_LISTS}
@@ -271,7 +271,7 @@ def test_lists_that_fail_are_asked_pair_by_pair_and_bounds_count_the_rest(
 
 
 @pytest.mark.gate
-def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
+def test_filtered_pairs_are_neutral_and_an_audit_estimates_the_miss_rate(
     run_here: RunHere, job: NliJob, tmp_path: Path
 ) -> None:
     share, output = 0.3, tmp_path / "out"
@@ -293,7 +293,7 @@ def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
 
 @pytest.mark.gate
 @pytest.mark.parametrize("judge", [FOLDER, *(pytest.param(name, marks=pytest.mark.slow) for name in (AGAIN, *BY_API))])
-def test_a_classifier_tells_what_it_is_certain_of_and_the_model_the_rest(
+def test_a_classifier_judges_the_certain_pairs_and_the_model_the_others(
     run_here: RunHere, job: NliJob, tmp_path: Path, judge: str
 ) -> None:
     """The classifier is in a folder or behind an API that sometimes fails."""
@@ -546,7 +546,7 @@ def test_alternatives_are_stored_for_ratings_and_nothing_else(job: NliJob) -> No
 
 
 @pytest.mark.slow
-def test_without_log_probabilities_the_digits_count_and_the_run_says_so(
+def test_without_log_probabilities_the_digits_count_and_the_run_reports_it(
     run_here: RunHere, job: NliJob, tmp_path: Path
 ) -> None:
     samples, options = job.samples[:40], replace(job.options, top=None)
@@ -598,7 +598,7 @@ def test_a_run_killed_among_its_pairs_continues_without_paying_twice(
     assert_as_in(job, samples, tmp_path / "out", relations_of)
 
 
-def test_a_report_has_what_the_tables_have(job: NliJob) -> None:
+def test_a_report_has_the_content_of_the_tables(job: NliJob) -> None:
     samples = assert_reported(job.output)
     judged = {one["id"]: one["metrics"]["nli"] for one in samples if one["metrics"]["nli"]["status"] == "ok"}
     answering = judged.keys() & {row["sample_id"] for row in job.samples if row["response"].strip()}

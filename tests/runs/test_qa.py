@@ -118,7 +118,7 @@ def assert_concluded(output: Path, expected: Mapping[str, ExpectedQa]) -> None:
     }
 
 
-def test_the_worlds_hold_what_they_are_to_show(job: QaJob) -> None:
+def test_the_worlds_contain_all_cases(job: QaJob) -> None:
     statements = [one for expected in job.expected.values() for one in expected.statements]
     relations = Counter(relation for one in job.expected.values() for relation in one.relations.values())
     assert len(job.samples) == 2 * WORLDS
@@ -174,7 +174,7 @@ def test_questions_of_contexts_and_pairs_of_contexts_are_asked_once_for_all_resp
     assert all(job.asked[stage] < 0.95 * alone[stage] for stage in ("mine_questions", PAIRS))
 
 
-def test_what_the_tool_was_asked_and_said_is_kept_with_the_completion(job: QaJob) -> None:
+def test_the_tool_calls_and_results_are_stored_with_the_completion(job: QaJob) -> None:
     traces = completions(job.output, PAIRS, "tool_trace")
     kept = [json.loads(trace) for trace in traces if trace]
     assert len(kept) == count_tool_turns(job.samples, job.options)
@@ -375,7 +375,7 @@ def test_a_text_that_was_not_read_fails_the_sample_and_no_other(
 
 
 @pytest.mark.slow
-def test_without_log_probabilities_the_digits_count_and_the_run_says_so(
+def test_without_log_probabilities_the_digits_count_and_the_run_reports_it(
     run_here: RunHere, job: QaJob, tmp_path: Path
 ) -> None:
     samples, options = job.samples[:60], replace(job.options, top=None)
@@ -412,5 +412,5 @@ def test_a_run_killed_among_its_comparisons_continues_without_paying_twice(
     assert_concluded(output, {name: one for name, one in job.expected.items() if name in names})
 
 
-def test_a_report_has_what_the_tables_have(job: QaJob) -> None:
+def test_a_report_has_the_content_of_the_tables(job: QaJob) -> None:
     assert_reported(job.output)

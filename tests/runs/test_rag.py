@@ -115,7 +115,9 @@ def test_a_plan_counts_the_stored_completions(run_here: RunHere, server: ModelSe
 
 
 @pytest.mark.gate
-def test_what_goes_to_ragchecker_comes_back_and_asks_nothing(run_here: RunHere, server: ModelServer, job: Path) -> None:
+def test_an_export_to_ragchecker_can_be_imported_without_requests(
+    run_here: RunHere, server: ModelServer, job: Path
+) -> None:
     file, before = job / "ragchecker.json", server.count()
     ended = run_here.command(["export", str(job / "out"), "--to", "ragchecker", "--output", str(file)])
     assert ended.code == 0, ended.err

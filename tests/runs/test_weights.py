@@ -107,7 +107,7 @@ def test_statements_are_ranked_by_relevance(job: WorldJob) -> None:
     assert ranked
 
 
-def test_the_summary_says_what_changes_without_a_source(job: WorldJob) -> None:
+def test_the_summary_shows_the_changes_without_a_source(job: WorldJob) -> None:
     rows = {
         (row["metric"], row["measure"]): row
         for row in read_table(job.output, "measures_summary")

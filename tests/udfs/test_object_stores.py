@@ -58,7 +58,7 @@ def test_a_store_that_does_not_answer_is_named_after_the_deadline(silent: str, m
         StoragePath("s3://bucket/out").entry()
 
 
-def test_a_process_that_waits_for_a_store_ends_when_it_is_told(silent: str) -> None:
+def test_a_process_that_waits_for_a_store_ends_on_a_signal(silent: str) -> None:
     code = "from untold.udfs.storage import StoragePath; print('begun', flush=True); StoragePath('s3://bucket/out').entry()"
     keys = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "a secret"}
     given = {**os.environ, **environment_of({"endpoint": silent}), **keys}
@@ -72,12 +72,12 @@ def test_a_process_that_waits_for_a_store_ends_when_it_is_told(silent: str) -> N
 
 
 @pytest.mark.usefixtures("object_store")
-def test_a_bucket_that_is_not_there_is_said_so() -> None:
+def test_a_missing_bucket_is_reported() -> None:
     with pytest.raises(PlaceError, match=r"^s3://other: the bucket does not exist"):
         StoragePath("s3://other/out").entry()
 
 
-def test_nobody_at_the_address_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_without_a_server_is_an_immediate_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNTOLD_STORAGE__ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("UNTOLD_STORAGE__ANONYMOUS", "true")
     with pytest.raises(PlaceError, match=r"^s3://bucket cannot be opened .*; check the address, the credentials"):
@@ -114,7 +114,7 @@ def test_a_listing_that_breaks_off_at_the_first_look_is_asked_for_again(object_s
     assert next(faults, None) is None
 
 
-def test_keys_that_may_not_list_the_bucket_read_and_write_what_they_may(object_store: ObjectStore) -> None:
+def test_keys_without_the_right_to_list_can_read_and_write(object_store: ObjectStore) -> None:
     object_store.fault = lambda method, key: Fault(denied=True) if not key else None
     place = StoragePath(f"s3://{BUCKET}/one")
     place.write_bytes(b"content")
@@ -131,7 +131,7 @@ def test_a_key_that_the_store_does_not_know_is_refused(
         StoragePath(f"s3://{BUCKET}/one").read_bytes()
 
 
-def test_what_may_not_be_read_is_asked_for_once(object_store: ObjectStore) -> None:
+def test_a_forbidden_object_is_requested_once(object_store: ObjectStore) -> None:
     place = StoragePath(f"s3://{BUCKET}/one")
     place.write_bytes(b"content")
     object_store.fault = lambda method, key: Fault(denied=True) if key else None

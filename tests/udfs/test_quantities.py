@@ -195,7 +195,7 @@ def test_larger(first: str, second: str) -> None:
 
 
 @pytest.mark.parametrize(("first", "second", "reason"), INCOMPARABLE)
-def test_incomparable_says_why(first: str, second: str, reason: str) -> None:
+def test_incomparable_quantities_have_a_reason(first: str, second: str, reason: str) -> None:
     assert compare_quantities(first, second) == compare_quantities(second, first)
     assert json.loads(compare_quantities(first, second).to_json()) == {"outcome": "incomparable", "reason": reason}
 
@@ -249,7 +249,7 @@ def test_a_plain_quantity_equals_itself(text: str) -> None:
 
 
 @given(conversions(), st.integers(3, 6))
-def test_a_conversion_equals_what_it_was_rounded_from(case: tuple[str, Decimal, str, Decimal], digits: int) -> None:
+def test_a_rounded_conversion_equals_the_original(case: tuple[str, Decimal, str, Decimal], digits: int) -> None:
     unit, number, other, converted = case
     rounded = round_to_digits(converted, digits)
     # A tie has no rounded value

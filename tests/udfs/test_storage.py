@@ -101,7 +101,7 @@ def test_a_relative_place_is_the_same_in_every_process(tmp_path: Path, monkeypat
     assert (StoragePath("out").spark, StoragePath("~/out").spark) == (f"{tmp_path}/out", f"{tmp_path}/home/out")
 
 
-def test_a_scheme_that_nobody_knows_is_named() -> None:
+def test_an_unknown_scheme_is_named() -> None:
     with pytest.raises(PlaceError, match=r"nope://bucket has the unknown scheme nope. Give a local path"):
         StoragePath("nope://bucket/out").entries()
 
@@ -140,7 +140,7 @@ def test_what_is_written_is_listed_read_and_removed(place: StoragePath) -> None:
     assert place.entry().kind is None
 
 
-def test_what_is_not_there_is_nothing_or_an_error(place: StoragePath) -> None:
+def test_a_missing_path_is_empty_or_an_error(place: StoragePath) -> None:
     assert (place.entry().kind, place.entries()) == (None, [])
     place.remove()
     with pytest.raises(FileNotFoundError):
@@ -169,7 +169,7 @@ def test_a_write_that_breaks_off_leaves_the_file_as_it_was(place: StoragePath) -
     assert [entry.name for entry in place.entries()] == ["one"]
 
 
-def test_a_pipe_takes_what_is_written_and_a_link_leads_on(tmp_path: Path) -> None:
+def test_a_pipe_accepts_writes_and_a_link_is_followed(tmp_path: Path) -> None:
     pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
     os.mkfifo(pipe)
     with ThreadPoolExecutor() as pool:
@@ -183,7 +183,7 @@ def test_a_pipe_takes_what_is_written_and_a_link_leads_on(tmp_path: Path) -> Non
     assert (link.is_symlink(), target.read_bytes()) == (True, b"new")
 
 
-def test_what_is_put_where_there_is_something_changes_nothing(place: StoragePath) -> None:
+def test_a_conditional_write_does_not_change_an_existing_object(place: StoragePath) -> None:
     assert [(place / "one").put_if_absent(content) for content in (b"first", b"second")] == [True, False]
     assert (place / "one").read_bytes() == b"first"
     assert [entry.name for entry in place.entries()] == ["one"]

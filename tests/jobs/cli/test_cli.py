@@ -53,7 +53,7 @@ def test_no_secret_of_a_command_line_or_the_environment_is_shown(
     assert not any(secret in shown.err + shown.out for secret in (SECRET, "a-value-of-the-environment"))
 
 
-def test_how_to_go_on_is_said_without_secrets(
+def test_the_command_to_resume_contains_no_secrets(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(_: Options) -> int:
@@ -112,7 +112,7 @@ def test_a_wrong_command_line_is_exit_code_2(capsys: pytest.CaptureFixture[str],
     assert "untold" in usage_error(capsys, *arguments)
 
 
-def test_an_unknown_metric_is_told_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_metric_is_an_error_with_the_known_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     shown = usage_error(capsys, "score", "--input", "a", "--output", "b", "--metric", "e3e")
     assert "Invalid value for '--metric': no metric" in shown
     assert "there are e2e" in shown
@@ -136,7 +136,7 @@ def test_commands_that_run_or_plan_a_metric_take_settings(capsys: pytest.Capture
         (["compare", "--help"], "print all pairs"),
     ],
 )
-def test_the_help_says_what_a_word_does(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:
+def test_the_help_explains_each_command(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:
     with pytest.raises(SystemExit):
         main(arguments)
     assert told in " ".join(capsys.readouterr().out.split())
@@ -157,7 +157,7 @@ def test_a_user_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert capsys.readouterr().err == "untold: llm.model: wrong\n"
 
 
-def test_any_other_error_is_one_line_that_tells_of_debug(
+def test_any_other_error_is_one_line_with_a_hint_to_debug(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(monkeypatch, ZeroDivisionError("first line\nsecond line"))
@@ -367,7 +367,7 @@ def test_compare_takes_several_runs(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "untold: Missing command.\n"),
     ],
 )
-def test_a_wrong_command_line_says_what_is_wrong(
+def test_a_wrong_command_line_has_an_error_message(
     capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
     assert told in usage_error(capsys, *arguments)

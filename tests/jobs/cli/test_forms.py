@@ -77,7 +77,7 @@ def test_with_a_classifier_cascades_are_tried_beside_forms_without(tmp_path: Pat
     assert found["classifier certain at 0.8"][0] == ("nli.classifier=judge", "nli.classifier_threshold=0.8")
 
 
-def test_a_model_of_a_stage_without_a_price_of_its_own_is_told_once(tmp_path: Path) -> None:
+def test_a_model_of_a_stage_without_a_price_is_reported_once(tmp_path: Path) -> None:
     small = "stages.classify_relation.model=small"
     priced = f"{small}, stages.classify_relation.price_per_million_prompt_tokens=1"
     found = requests_of(
@@ -138,7 +138,7 @@ def test_the_settings_of_the_recommended_form_are_there_to_copy() -> None:
     assert lines[-1] == "recommended: none, because no cheaper variant has a kappa with a lower limit of at least 0.95"
 
 
-def test_figures_stand_for_what_was_scored_for_one_sample_and_for_all() -> None:
+def test_figures_are_for_the_scored_samples_for_one_sample_and_for_all() -> None:
     lines = list(calibration_lines(rows_of_forms(), 0.95, Page()))
     assert lines[1].split() == ["published", "3", "10", "0.5000", "61.5", "0.990", "-", "-", "-"]
     assert lines[5].split() == ["published", "1.5", "5", "0.250000", "30.75", "2.50", "0.50"]

@@ -97,7 +97,7 @@ def test_a_stage_that_a_start_asks_twice_keeps_the_answers_of_both(server: Model
 
 @pytest.mark.gate
 @pytest.mark.usefixtures("cluster")
-def test_what_is_in_flight_at_a_refusal_is_kept_though_it_is_slow(server: ModelServer, tmp_path: Path) -> None:
+def test_slow_requests_in_flight_at_a_refusal_are_stored(server: ModelServer, tmp_path: Path) -> None:
     slow = [{"when": {"contains": f"number {number}."}, "do": {"delay": 4.5}} for number in (15, 17)]
     server.configure(rules=[*slow, {"when": {"after": 20}, "do": {"status": 402}}])
     outcome = answered(job_of(server, tmp_path, 100, timeout=60.0))

@@ -141,7 +141,7 @@ def test_jobs_of_a_stage_are_gone_back_to_until_no_more_comes(root: Path, monkey
     ],
 )
 @pytest.mark.parametrize("poll", [True, False])
-def test_a_stage_by_calls_says_why_its_batches_keep_it(
+def test_a_stage_with_calls_reports_why_its_batches_block_it(
     root: Path, monkeypatch: pytest.MonkeyPatch, outcome: JobOutcome, reason: str, poll: bool
 ) -> None:
     job = left_job(root)

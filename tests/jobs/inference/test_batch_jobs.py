@@ -215,7 +215,7 @@ def test_without_polling_a_start_looks_once(root: Path) -> None:
     assert is_whole(job)
 
 
-def test_without_submitting_what_is_in_flight_is_taken_and_the_rest_is_given_back(root: Path) -> None:
+def test_without_submitting_results_are_read_and_other_requests_are_returned(root: Path) -> None:
     job, endpoint = left_job(root), Endpoint()
     fake = FakeBatches(endpoint, [{}, {"expire": 0.5, "delay": 60.0}])
     assert deliver(job, Api(fake), poll=False).reason == "batched"
@@ -254,7 +254,7 @@ def test_a_ledger_of_an_earlier_version_is_read(root: Path) -> None:
     assert sorted(row["request_id"] for row in rows_of(job)) == ["r0000", "r0001", "r0002", "r0003", "r0005"]
 
 
-def test_what_the_endpoint_may_have_is_not_given_back(root: Path) -> None:
+def test_requests_that_the_endpoint_may_have_are_not_returned(root: Path) -> None:
     job, endpoint = left_job(root), Endpoint()
     fake = FakeBatches(endpoint, delay=60.0)
     with pytest.raises(KilledError):
@@ -298,7 +298,7 @@ def test_rows_that_fail_because_credit_ran_out_are_refused_and_asked_again_later
     assert endpoint.asked["Text number 0."] == 1
 
 
-def test_a_model_that_nobody_knows_ends_the_run_before_any_row_fails(root: Path) -> None:
+def test_an_unknown_model_ends_the_run_before_any_row_fails(root: Path) -> None:
     unknown = (404, {"error": {"code": "model_not_found", "message": "no such model"}})
     endpoint = Endpoint(said={f"Text number {number}.": lambda _: unknown for number in range(ROWS)})
     job = left_job(root)
@@ -435,7 +435,7 @@ def test_limits_that_were_lowered_are_no_spent_budget(root: Path) -> None:
     assert max(len(batch.lines) for batch in fake.made.values()) == 3
 
 
-def test_a_file_that_is_too_large_says_what_to_lower(root: Path) -> None:
+def test_a_too_large_file_is_an_error_with_the_setting_to_lower(root: Path) -> None:
     class Small(Api):
         def upload(self, name: str, file: IO[bytes]) -> str:
             raise BatchError(read_status(413, b"{}", {}))
@@ -522,7 +522,7 @@ def test_a_batch_that_another_key_may_have_created_is_not_created_again(
     assert is_whole(job)
 
 
-def test_a_start_counts_what_other_jobs_have_in_flight(root: Path) -> None:
+def test_a_run_counts_the_requests_in_flight_of_other_jobs(root: Path) -> None:
     job, endpoint = left_job(root, budget=Budget(max_calls=7)), Endpoint()
     other = Batch("000001", (), requests=5, tokens=10, most=20, id="batch_9")
     watch = Watch(lambda: None, lambda _: None, lambda _: None)
@@ -571,7 +571,7 @@ def test_a_template_that_cannot_be_filled_in_fails_its_row_and_sends_nothing(roo
     assert {row["error_type"] for row in rows_of(job)} == {"template"}
 
 
-def test_an_endpoint_without_batches_says_what_to_set(root: Path) -> None:
+def test_an_endpoint_without_batches_is_an_error_with_the_setting(root: Path) -> None:
     class Without(Api):
         def upload(self, name: str, file: IO[bytes]) -> str:
             raise BatchError(read_status(404, b"{}", {}))

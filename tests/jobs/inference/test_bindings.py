@@ -172,7 +172,7 @@ def test_files_of_other_names_are_ignored(tmp_path: Path) -> None:
     assert find_template(STAGE, "chat", str(tmp_path)) == find_template(STAGE, "chat", None)
 
 
-def test_a_form_without_a_template_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_a_variant_without_a_template_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     for folder in (None, str(tmp_path)):
         with pytest.raises(SettingsError) as raised:
             find_template(STAGE, "completions", folder)
@@ -217,7 +217,7 @@ def test_how_an_endpoint_is_called_is_not_in_the_key(llm: dict[str, Any]) -> Non
     assert bind_stage(STAGE, moved).digest == bind_stage(STAGE, settings()).digest
 
 
-def test_a_salt_is_in_the_key_and_not_in_what_is_sent() -> None:
+def test_a_salt_is_in_the_key_and_not_in_the_request() -> None:
     plain = bind_stage(STAGE, settings())
     salted = bind_stage(STAGE, Settings(llm=settings().llm.model_copy(update={"salt": "2026-11-23"})))
     assert salted.digest != plain.digest

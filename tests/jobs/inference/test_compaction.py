@@ -69,7 +69,7 @@ def test_files_are_merged_up_to_a_size_and_large_ones_left_alone(tmp_path: Path)
     assert large <= set(live_names(tmp_path))
 
 
-def test_a_night_rewrites_what_it_adds_and_one_unfinished_file(tmp_path: Path) -> None:
+def test_a_night_rewrites_its_new_rows_and_one_unfinished_file(tmp_path: Path) -> None:
     """The size of a file bounds the bytes that a compaction writes, for any number of nights."""
     night_bytes, file_bytes, written, known = 8 * 6_000, 200_000, [], set()
     for night in range(15):
@@ -131,7 +131,7 @@ def test_a_folder_with_thousands_of_files_is_merged_in_parts(tmp_path: Path, mon
     assert (len(names_in(tmp_path)), read_rows(tmp_path)) == (3, before)
 
 
-def test_a_folder_is_due_while_it_has_many_small_files_or_what_a_killed_compaction_left(tmp_path: Path) -> None:
+def test_a_folder_with_many_small_files_or_a_killed_compaction_is_due(tmp_path: Path) -> None:
     segments_of(tmp_path, "run1", 7)
     assert not compaction.is_due(str(tmp_path))
     segments_of(tmp_path, "run2", 1)

@@ -12,7 +12,7 @@ from untold.jobs.settings.model import LlmSettings, Settings
 @pytest.mark.parametrize(
     ("address", "said"), [("http://192.0.2.1/v1", 1), ("https://192.0.2.1/v1", 0), ("http://localhost:8000/v1", 0)]
 )
-def test_a_run_says_once_that_it_calls_without_encryption(address: str, said: int) -> None:
+def test_a_run_reports_calls_without_encryption_once(address: str, said: int) -> None:
     notes: list[str] = []
     settings = Settings(llm=LlmSettings(base_url=address))
     endpoint = RunEndpoint(settings, embedded=False, wait=False, notify=notes.append)
@@ -30,7 +30,7 @@ def test_a_run_says_once_that_it_calls_without_encryption(address: str, said: in
         ("HTTP 403", None, "--set llm.api_key_env=NAME"),
     ],
 )
-def test_a_refusal_over_the_key_says_how_to_name_one(error: str, variable: str | None, part: str) -> None:
+def test_an_error_about_the_key_names_the_setting(error: str, variable: str | None, part: str) -> None:
     said = explain_refusal(error, [LlmSettings(api_key_env=variable)])
     assert said.startswith(f"{error}: ")
     assert part in said

@@ -73,7 +73,9 @@ def answer(job: Job) -> list[Event]:
 
 
 @pytest.mark.parametrize("gpus", [1.0, 0.5])
-def test_an_actor_with_a_gpu_gives_what_a_task_gives_and_frees_it(one_gpu: None, tmp_path: Path, gpus: float) -> None:
+def test_an_actor_with_a_gpu_has_the_results_of_a_task_and_frees_the_gpu(
+    one_gpu: None, tmp_path: Path, gpus: float
+) -> None:
     job = job_of(tmp_path, gpus, provider=ON_PROCESSORS, max_attempts=1)
     usage = answer(job)[-1]["usage"]
     rows, classifier = rows_in(tmp_path / "store"), Classifier(find_classifier(job.stage.model))

@@ -48,7 +48,7 @@ def test_without_completions_figures_are_as_shipped(spark: SparkSession, tmp_pat
     assert read_figures(spark, None, stages) == read_figures(spark, str(tmp_path), stages) == shipped
 
 
-def test_means_are_of_what_succeeded_and_can_be_read(spark: SparkSession, tmp_path: Path) -> None:
+def test_means_cover_the_successful_and_readable_completions(spark: SparkSession, tmp_path: Path) -> None:
     extract, rate = stage_of(EXTRACT), stage_of(RATE)
     write(tmp_path, extract, "- A: Fact\n- B: Claim\n- C: Other", "- A: Fact", None, tokens=(100, 20), attempts=2)
     write(tmp_path, extract, "nothing that can be read", tokens=(400, 80), attempts=2)

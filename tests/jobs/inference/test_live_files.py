@@ -111,7 +111,7 @@ def test_files_that_are_merged_during_a_look_are_listed_again(tmp_path: Path, mo
     assert read_rows(tmp_path, whole) == before
 
 
-def test_a_snapshot_of_an_earlier_version_says_which_files_are_dead(tmp_path: Path) -> None:
+def test_a_snapshot_of_an_earlier_version_lists_the_dead_files(tmp_path: Path) -> None:
     for name in ("base-1", "a", "newer", "base-of-a-killed-compaction", "pruned"):
         write(tmp_path, f"{name}.parquet", [row(name)])
     snapshot(tmp_path, 9, ["a.parquet"], {})
@@ -151,7 +151,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_snapshot_with_a_name_that_is_not_bare_says_nothing(tmp_path: Path, name: str) -> None:
+def test_a_snapshot_with_a_path_as_a_name_is_ignored(tmp_path: Path, name: str) -> None:
     (tmp_path / "victim.parquet").write_bytes(b"precious")
     folder = tmp_path / "stage"
     path = write(folder, "a.parquet", [row()])

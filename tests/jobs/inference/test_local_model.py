@@ -161,7 +161,9 @@ def test_a_missing_file_is_refused(tmp_path: Path, with_server_package: None) ->
 
 
 @pytest.mark.parametrize("setting", [None, "model.gguf"])
-def test_missing_packages_are_one_line_that_says_what_to_install(without_packages: None, setting: str | None) -> None:
+def test_missing_packages_are_one_line_with_the_command_to_install_them(
+    without_packages: None, setting: str | None
+) -> None:
     with pytest.raises(LocalModelError) as caught:
         model_file(setting)
     assert "pip install 'untold[local]'" in str(caught.value)

@@ -72,7 +72,7 @@ def test_a_place_that_the_driver_cannot_write_is_one_line(tmp_path: Path) -> Non
         looking.__enter__()
 
 
-def test_a_machine_that_cannot_say_anything_is_told_what_to_install(tmp_path: Path) -> None:
+def test_a_machine_without_untold_is_an_error_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(
         NodeCheckError, match=r"^untold cannot run on the Ray node n: No module named 'untold'; install"
     ):

@@ -25,7 +25,7 @@ def bound(name: str, settings: Settings) -> Stage:
     return bind_stage(name, settings)
 
 
-def test_what_nobody_knows_is_tried_with_its_schema(tmp_path: Path) -> None:
+def test_an_unknown_model_is_probed_with_its_schema(tmp_path: Path) -> None:
     settings = settings_of()
     findings, stage = Findings(settings, str(tmp_path)), bound("check_coverage", settings)
     assert findings.applied(stage) == stage

@@ -165,7 +165,7 @@ def test_answers_of_trec_rag_need_no_topic(tmp_path: Path) -> None:
     assert asked.known["query"] == EVEREST[0]
 
 
-def test_a_log_of_evals_has_its_samples_with_what_was_wanted() -> None:
+def test_a_log_of_evals_has_its_samples_with_the_expected_answers() -> None:
     first, second = samples_in(EXPORTS / "openai_evals.jsonl", "openai_evals")
     assert (first.known["sample_id"], first.known["query"], first.known["response"]) == ("heights.dev.0", *EVEREST)
     assert [one["text"] for one in first.rest["references"]] == ["8,848.86 metres"]
@@ -192,7 +192,7 @@ def test_a_log_of_evals_has_its_samples_with_what_was_wanted() -> None:
         ),
     ],
 )
-def test_a_trace_without_a_retriever_has_no_contexts_and_says_so(
+def test_a_trace_without_a_retriever_has_no_contexts_and_reports_it(
     tmp_path: Path, format: str, row: dict[str, Any]
 ) -> None:
     (sample,) = written(tmp_path, format, row)
@@ -233,7 +233,7 @@ def test_traces_of_langfuse_with_their_observations(tmp_path: Path) -> None:
     assert (sample.known["sample_id"], sample.known["query"], texts_of(sample)) == ("t1", "q", ["t"])
 
 
-def test_what_is_a_text_and_what_a_document() -> None:
+def test_texts_and_documents_are_distinguished() -> None:
     chain = {"messages": [[{"lc": 1, "id": ["langchain", "HumanMessage"], "kwargs": {"content": "q"}}]]}
     parts = [{"role": "user", "content": [{"type": "text", "text": "q"}]}]
     assert [find_text(one, ASKED, ASKING) for one in (chain, parts, [], {}, None, 7)] == [
@@ -357,7 +357,7 @@ def test_a_column_that_many_files_have_is_no_mark_of_a_data_set(tmp_path: Path) 
     assert "--columns query=prompt,response=completion,contexts=documents" in found.command
 
 
-def test_inspect_says_what_is_wrong_with_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_reports_the_problems_of_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     twice = [{**ROW, "sample_id": "a"}, {**ROW, "sample_id": "a", "n": 1}]
     path = write_lines(tmp_path / "a.jsonl", [ROW, {**ROW, "query": " "}, "{cut", *twice])
 
@@ -407,7 +407,7 @@ def test_rows_are_counted_within_bounds(tmp_path: Path, monkeypatch: pytest.Monk
         assert f"rows: at least {found.rows}; " in "\n".join(inspection_lines(found, Page()))
 
 
-def test_an_inspection_fits_the_terminal_but_for_what_is_pasted(tmp_path: Path) -> None:
+def test_an_inspection_fits_the_terminal_except_for_text_to_copy(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{**ROW, "query": "long " * 100, "response": "\x1b[31mred\n" * 50}])
     lines = inspection_lines(inspect(path), Page(60))
     shown = [line for line in lines if str(tmp_path) not in line]
@@ -464,7 +464,7 @@ def test_broken_lists_of_ragas_are_errors_of_their_rows(tmp_path: Path, cell: st
     assert second.error is None
 
 
-def test_inspect_goes_on_after_a_broken_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_continues_after_a_broken_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.csv"
     path.write_text("user_input,retrieved_contexts,response,reference\nq,\"['a', 'cut\",r,1931\n")
     code, shown = inspected(str(path), capsys)

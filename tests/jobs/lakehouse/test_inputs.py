@@ -132,7 +132,7 @@ def test_a_clone_is_read_from_the_files_of_the_other_table(tmp_path: Path) -> No
     assert queries(f"delta:{clone}") == {"q a"}
 
 
-def test_what_is_wrong_with_a_delta_table_is_one_line(tmp_path: Path) -> None:
+def test_a_problem_of_a_delta_table_is_one_line(tmp_path: Path) -> None:
     table = tmp_path / "answers"
     with pytest.raises(NoInputError, match="is not a Delta table"):
         find_files(f"delta:{table}")
@@ -231,7 +231,7 @@ def test_of_a_partition_of_iceberg_its_files_alone_are_read(catalog: Catalog, tm
     assert pinned("iceberg:local.db.answers?day=2026-11-20").startswith("iceberg:local.db.answers?day=2026-11-20@")
 
 
-def test_what_is_wrong_with_an_iceberg_table_is_one_line(catalog: Catalog) -> None:
+def test_a_problem_of_an_iceberg_table_is_one_line(catalog: Catalog) -> None:
     with pytest.raises(NoInputError, match=r"iceberg:local\.db\.none does not exist"):
         find_files("iceberg:local.db.none")
     with pytest.raises(SampleError, match=r"iceberg:elsewhere\.db\.none: .*PYICEBERG_CATALOG__"):

@@ -151,7 +151,7 @@ def test_failures_name_stage_request_and_reason_once_a_sample(spark: SparkSessio
     ]
 
 
-def test_what_was_not_asked_is_no_failure(spark: SparkSession, stages: Stages) -> None:
+def test_an_unsent_request_is_not_a_failure(spark: SparkSession, stages: Stages) -> None:
     samples = [sample("s", "unasked"), sample("t", "one", response="unasked")]
     assert score(spark, stages, samples)["failures"].count() == 0
 

@@ -51,7 +51,7 @@ def test_contexts_are_needed_where_they_are_read(variant: str, source: str, colu
     assert optional_of(["icat", "e2e"]) == ("query_id", "aspects")
 
 
-def test_what_the_annotations_say_belongs_to_an_output(tmp_path: Path) -> None:
+def test_the_annotations_belong_to_the_identity_of_an_output(tmp_path: Path) -> None:
     found = []
     for name, text in (("a", "1 1 d 1\n1 2 d 0\n"), ("b", "1 1 d 3\n"), ("c", "1 2 d 1\n")):
         (tmp_path / name).write_text(text)

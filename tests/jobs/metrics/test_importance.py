@@ -244,7 +244,7 @@ def test_what_is_lost_fails_a_sample_or_leaves_it_partial(run: Run, stage: str) 
 
 @pytest.mark.gate
 @pytest.mark.parametrize("stage", SCRIPT)
-def test_what_was_never_asked_waits_for_the_next_start(run: Run, stage: str) -> None:
+def test_unsent_requests_wait_for_the_next_run(run: Run, stage: str) -> None:
     name = named(stage, UNASKED)
     assert (run.outcome(name), run.bounds(name)) == (("budget", (None, None, None), None), (0.0, 1.0))
     assert run.rows("failures", name) == []

@@ -100,7 +100,7 @@ def run(spark: SparkSession) -> Run:
     return Run(spark, samples, list_size=2)
 
 
-def test_scores_subtract_what_a_response_should_avoid(run: Run) -> None:
+def test_scores_subtract_the_weight_of_negative_criteria(run: Run) -> None:
     assert run.outcome("good") == ("ok", (2, 0, 0), 1.0, (1.0, 1.0))
     assert run.outcome("bad") == ("ok", (0, 2, 0), pytest.approx(-2 / 6), pytest.approx((-2 / 6, -2 / 6)))
     # A partly met criterion has no credit under the strict score, and a level has its share

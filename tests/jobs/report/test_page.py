@@ -87,7 +87,7 @@ def test_miss_rates_of_audits_stand_in_the_page(tmp_path: Path) -> None:
     assert "score_audited out 3 2,400 0.568 0.100 to 0.150" in text
 
 
-def test_it_says_what_was_scored_by_whom_and_what_it_cost(tmp_path: Path) -> None:
+def test_it_states_the_scored_samples_the_judge_and_the_cost(tmp_path: Path) -> None:
     text = text_of(make_report([open_run(write_output(tmp_path / "out", TABLES))]))
     assert (
         "3 answers of 2 systems were scored by e2e. The judge is a-judge. The last start ended on 2026-11-20." in text
@@ -158,7 +158,7 @@ def test_what_most_answers_leave_out_is_listed(tmp_path: Path) -> None:
     assert "It has 12 bells. Query 0? e2e 2 of 2 c2 a, b" in text
 
 
-def test_a_study_says_how_far_the_judge_agrees_with_people(tmp_path: Path) -> None:
+def test_a_study_states_the_agreement_of_the_judge_with_people(tmp_path: Path) -> None:
     run = open_run(write_output(tmp_path / "out", TABLES))
     assert "This report has no measure of the judge's agreement with people." in text_of(make_report([run]))
     row = {
@@ -227,7 +227,7 @@ def test_runs_without_a_score_or_a_sample_have_a_report(tmp_path: Path) -> None:
     assert "0 answers were scored by no metric." in text
 
 
-def test_what_is_no_output_and_what_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_an_invalid_output_and_an_unwritable_page_are_reported(tmp_path: Path) -> None:
     run = open_run(write_output(tmp_path / "out", TABLES))
     bare = open_run(write_output(tmp_path / "bare", {"samples": []}))
     with pytest.raises(UnreadableRunError, match=r"bare has no table scores\. Give an output of untold score"):
@@ -247,7 +247,7 @@ def test_the_command_writes_a_file(
 
 
 @pytest.mark.gate
-def test_an_output_on_an_object_store_is_read_alike(object_store: ObjectStore, tmp_path: Path) -> None:
+def test_an_output_on_an_object_store_has_the_same_report(object_store: ObjectStore, tmp_path: Path) -> None:
     output = write_output(tmp_path / "out", PAIRED)
     for file in output.rglob("*.*"):
         object_store.put(str(file.relative_to(tmp_path)), file.read_bytes())

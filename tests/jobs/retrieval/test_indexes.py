@@ -167,6 +167,6 @@ def test_an_index_of_an_earlier_version_is_refused() -> None:
     assert catalog_in({"status": "running"}, "place") is None
 
 
-def test_a_corpus_without_a_word_is_told_of(indexes: Indexes) -> None:
+def test_a_corpus_without_words_is_reported(indexes: Indexes) -> None:
     with pytest.raises(CorpusError, match="no document of the corpus has a word"):
         indexes.make({"a": " ", "b": ""})

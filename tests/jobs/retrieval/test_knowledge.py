@@ -91,7 +91,7 @@ def test_contexts_are_the_samples_own_and_all_compared(
 
 
 @pytest.mark.gate
-def test_an_index_is_searched_once_for_a_text_whoever_asks(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_index_is_searched_once_per_text(spark: SparkSession, tmp_path: Path) -> None:
     corpus = make_corpus(20)
     index = Indexes(spark, tmp_path / "index")
     index.make(corpus)
@@ -145,7 +145,7 @@ def test_a_plan_takes_as_many_hits_as_there_may_be(spark: SparkSession) -> None:
         ({"source": "contexts"}, ("embed_text",)),
     ],
 )
-def test_what_looking_up_asks_follows_from_the_settings(given: dict[str, Any], stages: tuple[str, ...]) -> None:
+def test_the_stages_of_a_lookup_depend_on_the_settings(given: dict[str, Any], stages: tuple[str, ...]) -> None:
     assert stages_of_knowledge(settings_for(**given)) == stages
 
 

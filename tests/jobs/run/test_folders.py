@@ -55,11 +55,11 @@ def is_refused(output: Path, *inputs: Path | str, store: Path | None = None) -> 
         ("scores",),
     ],
 )
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, names: Sequence[str]) -> None:
+def test_a_folder_of_another_program_is_refused(tmp_path: Path, names: Sequence[str]) -> None:
     assert is_refused(make(tmp_path / "out", *names))
 
 
-def test_a_parquet_table_of_somebody_else_is_refused_by_its_columns(tmp_path: Path) -> None:
+def test_a_parquet_table_of_another_program_is_refused_by_its_columns(tmp_path: Path) -> None:
     write_table(tmp_path / "out", "summary", pa.schema([("quarter", pa.string())]))
     assert is_refused(tmp_path / "out")
 
@@ -121,7 +121,7 @@ def test_a_folder_that_is_not_there_is_free(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("store", ["out/kept/store", "out/kept", "out", "elsewhere"])
-def test_a_store_may_lie_anywhere(tmp_path: Path, store: str) -> None:
+def test_a_store_can_be_anywhere(tmp_path: Path, store: str) -> None:
     make(tmp_path / "out")
     make(tmp_path, f"{store}/v1/judge-0123/run.parquet")
     assert not is_refused(tmp_path / "out", store=tmp_path / store)

@@ -124,7 +124,7 @@ def keys_of(object_store: ObjectStore, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("added", [None, ADDED])
-def test_on_an_object_store_tables_of_a_start_lie_apart_and_the_manifest_names_them(
+def test_on_an_object_store_each_run_has_its_own_table_folders_in_the_manifest(
     object_store: ObjectStore, added: Added | None
 ) -> None:
     place = f"s3://{BUCKET}/out"

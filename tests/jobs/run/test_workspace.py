@@ -28,7 +28,7 @@ def other_disk(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
     conf.set("fs.defaultFS", before)
 
 
-def test_rows_are_counted_by_footers_whatever_lies_beside_them(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_are_counted_by_footers_next_to_other_files(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "rows")
     assert write_parquet(spark.range(0, 10, 1, 3), path) == 10
     (tmp_path / "rows" / "_SUCCESS").write_text("")

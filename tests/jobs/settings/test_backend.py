@@ -16,7 +16,7 @@ from untold.udfs.llm.usage import Prices
 PRICES = ("llm.price_per_million_prompt_tokens=2", "llm.price_per_million_completion_tokens=8")
 
 
-def test_a_stage_is_asked_as_it_says_and_lookups_by_calls() -> None:
+def test_a_stage_uses_its_backend_and_lookups_use_calls() -> None:
     settings = load(*SERVER, *PRICES, "llm.backend=batch", "stages.evaluate_coverage.backend=process").settings
     delivered = {name: backend_for(settings, name) for name in ("summarise_context", "evaluate_coverage", "embed_text")}
     assert delivered == {"summarise_context": "batch", "evaluate_coverage": "process", "embed_text": "process"}
@@ -25,7 +25,7 @@ def test_a_stage_is_asked_as_it_says_and_lookups_by_calls() -> None:
     assert prices_for(settings, "evaluate_coverage", "batch") == Prices(1.0, 4.0)
 
 
-def test_a_backend_changes_neither_keys_nor_what_an_output_is_of() -> None:
+def test_a_backend_changes_neither_keys_nor_the_identity_of_an_output() -> None:
     calls = load(*SERVER).settings
     batches = load(
         *SERVER, "llm.backend=batch", "batch.requests=10", "stages.classify_relation.backend=process"
@@ -46,9 +46,7 @@ def test_a_backend_changes_neither_keys_nor_what_an_output_is_of() -> None:
     ],
 )
 @pytest.mark.parametrize("key", ["llm.backend", "stages.evaluate_coverage.backend"])
-def test_what_takes_no_batches_is_refused_with_the_setting_that_asks_for_them(
-    overrides: list[str], told: str, key: str
-) -> None:
+def test_a_stage_without_batches_is_an_error_with_the_setting(overrides: list[str], told: str, key: str) -> None:
     (problem,) = problems(*overrides, f"{key}=batch")
     assert problem.startswith(key)
     assert problem.endswith(told)
@@ -85,7 +83,7 @@ def test_a_form_that_cannot_be_is_refused(overrides: list[str], told: str) -> No
     assert told in problem
 
 
-def test_the_form_of_batches_is_by_the_host_unless_it_is_said() -> None:
+def test_the_format_of_batches_depends_on_the_host_unless_it_is_set() -> None:
     def form_of(*overrides: str) -> tuple[str, str | None]:
         settings = load("llm.model=m", "llm.base_url=https://api.mistral.ai/v1", *overrides).settings
         calls = call_settings(settings, bind_stage("summarise_context", settings), str(settings.llm.base_url))

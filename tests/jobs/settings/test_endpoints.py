@@ -69,7 +69,7 @@ def test_endpoint_choice(
         ),
     ],
 )
-def test_what_the_endpoint_lacks_is_one_line(
+def test_a_missing_setting_of_the_endpoint_is_one_line(
     overrides: Sequence[str], options: dict[str, Any], parts: Sequence[str]
 ) -> None:
     (line,) = problems(*overrides, **options)
@@ -112,7 +112,7 @@ def test_openai_base_url_moves_the_preset_and_needs_no_key(endpoint: str | None)
         ((), {"OPENAI_API_KEY": "k", "UNTOLD_LLM__BASE_URL": "https://h/v1"}, "openai", None),
     ],
 )
-def test_a_key_goes_only_where_it_was_named_for(
+def test_a_key_is_only_sent_to_its_endpoint(
     overrides: Sequence[str], environ: dict[str, str], endpoint: str | None, named: str | None
 ) -> None:
     resolved = load("llm.model=m", *overrides, environ=environ, endpoint=endpoint)
@@ -125,7 +125,7 @@ def test_a_preset_file_names_the_key_of_its_own_address(tmp_path: Path) -> None:
     assert load("llm.base_url=https://other/v1", endpoint=str(preset)).settings.llm.api_key_env is None
 
 
-def test_a_preset_whose_key_was_taken_away_says_so() -> None:
+def test_a_preset_without_its_key_is_an_error() -> None:
     (line,) = problems("llm.api_key_env=null", endpoint="openai", environ={"OPENAI_API_KEY": "k"})
     assert line.startswith("llm.api_key_env: not set, and the endpoint openai needs its key")
 
@@ -183,6 +183,6 @@ def test_an_endpoint_for_embeddings_needs_a_model_and_where_cost_is_bounded_a_pr
 
 
 @pytest.mark.parametrize("name", ["model", "input", "encoding_format"])
-def test_a_request_for_embeddings_has_no_second_value_of_what_is_sent_anyway(name: str) -> None:
+def test_a_request_for_embeddings_has_no_duplicate_values(name: str) -> None:
     (line,) = problems(*SERVER, f"embeddings.extra_body.{name}=x")
     assert name in line

@@ -240,7 +240,7 @@ def test_unknown_key_is_an_error_with_the_nearest(key: str, nearest: str) -> Non
         ("budget.max_calls=[1", "an integer >= 0 or null"),
     ],
 )
-def test_wrong_value_is_an_error_that_says_what_is_allowed(override: str, allowed: str) -> None:
+def test_a_wrong_value_is_an_error_with_the_allowed_values(override: str, allowed: str) -> None:
     (line,) = problems(*SERVER, override)
     assert override.startswith(re.split("[= ]", line)[0])
     assert "(--set)" in line
@@ -315,7 +315,7 @@ TOO_LARGE = {
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
-def test_what_is_too_large_for_settings_is_one_line(tmp_path: Path, name: str) -> None:
+def test_too_large_settings_are_one_line(tmp_path: Path, name: str) -> None:
     text, part = TOO_LARGE[name]
     config = write(tmp_path, text)
     (line,) = problems(*SERVER, config=config)

@@ -54,7 +54,7 @@ def test_endpoints_change_no_key_of_a_request() -> None:
     assert len(digests) == 1
 
 
-def test_a_model_that_a_stage_has_of_its_own_goes_by_its_name() -> None:
+def test_the_model_of_a_stage_is_identified_by_its_name() -> None:
     settings = settings_of(endpoints({"base_url": A, "model": "x"}), "stages.evaluate_coverage.model=strong")
     assert calls_of(settings).endpoints[0].model is None
     assert calls_of(settings, "summarise_context").endpoints[0].model == "x"
@@ -72,12 +72,12 @@ def test_prices_that_a_stage_has_of_its_own_hold_at_each_endpoint() -> None:
     assert price(settings, bind_stage("summarise_context", settings), used).cost == 1.0
 
 
-def test_two_accounts_of_one_address_are_told_apart() -> None:
+def test_two_accounts_of_one_address_are_distinct() -> None:
     each = calls_of(settings_of(endpoints({"base_url": A, "api_key_env": "ONE"}, {"base_url": A}))).endpoints
     assert [one.label for one in each] == [f"{A} (ONE)", A]
 
 
-def test_routes_of_a_gateway_are_told_apart_by_what_is_sent_beside() -> None:
+def test_routes_of_a_gateway_are_distinguished_by_extra_fields() -> None:
     routes = [{"base_url": A, "extra_headers": {"X-Route": route}} for route in ("hush1", "hush2")]
     each = calls_of(settings_of(endpoints(*routes, {"base_url": A, "extra_query": {"api-version": "1"}}))).endpoints
     assert [one.label for one in each] == [f"{A} (number 1)", f"{A} (number 2)", f"{A} (number 3)"]

@@ -55,7 +55,7 @@ def units_of(labels: list[str], **columns: list[Any]) -> LabelledUnits:
     return LabelledUnits("input", pa.table({"sample_id": ids, "label": labels, **columns}), ("sample_id",))
 
 
-def test_every_label_and_score_earns_what_it_matches() -> None:
+def test_every_label_and_score_counts_its_matches() -> None:
     cases = [(label, score) for label in LABELS for score in VALUES]
     labels = label_codes(units_of([label for label, _ in cases]))
     earned = label_points(*arrays([score for _, score in cases]), labels)

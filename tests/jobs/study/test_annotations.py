@@ -165,7 +165,7 @@ def test_a_sheet_has_the_labelled_samples_with_a_result_of_every_metric(whole: P
         assert row["score"] == ("" if number == 0 else "0.5")
 
 
-def test_a_sheet_shows_what_the_key_shows_and_no_metric(whole: Path) -> None:
+def test_a_sheet_has_the_items_of_the_key_without_the_metric(whole: Path) -> None:
     header, *rows = read_rows("a.csv", (whole / FILES[1]).read_bytes())
     assert header == ["item", "method", "query", "response", "contexts", "covered", "uncovered", "errors"]
     assert all(row[-1] == "" for row in rows)
@@ -175,7 +175,7 @@ def test_a_sheet_shows_what_the_key_shows_and_no_metric(whole: Path) -> None:
     assert not {*METRICS, *(f"s{number}" for number in range(COUNT))} & {cell for row in rows for cell in row}
 
 
-def test_statements_look_alike_whoever_made_them(whole: Path) -> None:
+def test_statements_of_all_metrics_look_the_same(whole: Path) -> None:
     for row in records(whole / FILES[0]):
         if row["sample_id"] == "s0":
             expected = ("", "")
@@ -212,7 +212,7 @@ def test_each_metric_may_be_of_a_run_of_its_own(run: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.gate
-def test_the_same_seed_gives_the_same_bytes_whatever_the_files(whole: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes_for_any_files(whole: Path, tmp_path: Path) -> None:
     rows = {"samples": sample_rows(), "scores": score_rows(), "statements": statement_rows(), "atoms": atom_rows()}
     run = write_run(tmp_path / "run", files=4, **{name: found[::-1] for name, found in rows.items()})
     write_sheet(run, METRICS[::-1], COUNT, 7, str(tmp_path / "out"), restate)

@@ -161,7 +161,7 @@ def test_labels_are_counted_with_their_kappa() -> None:
     ]
 
 
-def test_the_report_says_what_the_rows_say() -> None:
+def test_the_report_has_the_values_of_the_rows() -> None:
     people, _, baselines = draw_study(30)
     labels = ItemLabels(120, 100, 5, 0.5, 0.4, 90)
     judged = [judgement(None) for _ in people]

@@ -18,7 +18,7 @@ def lmr_row(metric: str, model: str, convention: str, value: float | None) -> di
 
 @pytest.mark.gate
 @pytest.mark.parametrize(("form", "head"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
-def test_the_figure_is_drawn_of_what_there_is(form: str, head: bytes) -> None:
+def test_the_figure_shows_the_existing_values(form: str, head: bytes) -> None:
     rows = [lmr_row("qa", "m", convention, value) for convention, value in (("mismatch", None), ("zero", 0.5))]
     assert draw(rows, form=form).startswith(head)
     assert draw(rows, form=form) == draw(rows, form=form)

@@ -65,7 +65,7 @@ def test_measures_are_those_of_the_claims_one_by_one(claims: Claims) -> None:
         assert found["kappa"] == pytest.approx(float(cohens_kappa(table, return_results=False)))
 
 
-def test_whole_units_have_wider_intervals_where_their_claims_are_alike() -> None:
+def test_whole_units_with_similar_claims_have_wider_intervals() -> None:
     said = [("supported", "supported"), ("not_supported", "supported"), ("not_supported", "not_supported")]
     claims = [said[n % 3] for n in range(60)]
     one_by_one = agreement_of(claims)["accuracy"]

@@ -83,7 +83,7 @@ def test_not_a_number_is_no_score(scores: Scores) -> None:
     assert scored.fetchall() == [(2, 1.5)]
 
 
-def test_every_status_is_counted_where_the_contract_says(scores: Scores) -> None:
+def test_every_status_is_counted_as_in_the_contract(scores: Scores) -> None:
     partial = ("e2e", "a", 0.5, 0.25, 0.75, "partial")
     rows = [ok(1.0), ok(0.0), partial, undefined(), undefined(), failed(), failed("budget")]
     row = only(summarise(scores(rows), seed=0), "a")
@@ -177,7 +177,7 @@ def test_nothing_to_state_has_no_answer_rate(scores: Scores) -> None:
 
 
 def test_a_measure_counts_as_0_where_there_are_facts_and_no_claims(run_of: Callable[..., RunTables]) -> None:
-    # By sample: claims, facts, precision, contradiction rate
+    # The claims, facts, precision and contradiction rate of each sample
     samples: list[tuple[float | None, int | None, float | None, float | None]] = [
         (2.0, 3, 0.5, 0.5),
         (0.0, 3, None, None),

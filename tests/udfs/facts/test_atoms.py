@@ -99,7 +99,7 @@ def test_what_is_rated_too_low_is_kept_out_of_the_graph_and_shown() -> None:
     assert (row["texts"], row["contexts"]) == (["a"], 1)
 
 
-def test_what_the_response_says_stays_whatever_its_rating_in_a_context() -> None:
+def test_atoms_of_the_response_are_kept_with_any_rating_in_a_context() -> None:
     row = gather(passage(0, "a", ratings=[1.0]), passage(None, "a"))
     said = atom(row, "a")
     assert (said["kept"], said["origin"], sources(said), said["rating"]) == (True, "response", [], 1.0)

@@ -168,7 +168,7 @@ def test_pages_have_a_row_per_id_and_url() -> None:
     ]
 
 
-def test_rows_name_what_happened_to_each_citation() -> None:
+def test_rows_name_the_result_of_each_citation() -> None:
     source = {"source": "a", "key": "a", "has_text": True}
     gone = {"source": "b", "key": "b", "has_text": False}
     judged = [

@@ -51,7 +51,7 @@ def test_the_largest_weights_are_shares_too() -> None:
 
 
 @given(NUGGETS)
-def test_bounds_hold_for_whatever_comes_of_what_was_lost(nuggets: list[Nugget]) -> None:
+def test_bounds_hold_for_all_results_of_the_lost_requests(nuggets: list[Nugget]) -> None:
     found = measures_of(nuggets)
     for labels in product(*([one.support] if one.support else SUPPORTS for one in nuggets)):
         whole = [Nugget(one.importance, label, one.weight) for one, label in zip(nuggets, labels, strict=True)]

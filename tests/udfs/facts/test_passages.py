@@ -35,7 +35,7 @@ def test_no_passage_is_longer_than_wanted_but_for_a_whole_sentence(sentences: li
 
 
 @given(SENTENCES, st.integers(1, 20))
-def test_each_passage_takes_what_it_can(sentences: list[str], words: int) -> None:
+def test_each_passage_is_as_long_as_possible(sentences: list[str], words: int) -> None:
     text = " ".join(sentences)
     passages = list(cut_passages(text, words))
     for passage, following in pairwise(passages):

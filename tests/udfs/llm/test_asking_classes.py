@@ -98,7 +98,7 @@ def test_numbers_that_are_no_probabilities_fail_their_pair_alone(
 
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("deed", ["drop", "html", "cut_json", {"nan": True}, {"status": 503}, {"status": 429}])
-def test_what_passes_is_asked_again(classifier: ModelServer, tmp_path: Path, api: str, deed: Any) -> None:
+def test_a_temporary_error_is_retried(classifier: ModelServer, tmp_path: Path, api: str, deed: Any) -> None:
     classifier.configure(rules=[{"when": {"attempt_below": 2}, "do": deed}])
     progress, rows = classify(classifier, tmp_path, pairs(10), stage_of(api))
     assert (failed(rows), progress.usage.calls, progress.usage.asked) == ({}, 2, 1)
@@ -185,7 +185,7 @@ def local(tmp_path: Path) -> Stage:
     return bind_lookup("classify_entailment", Settings.model_validate({"nli": {"classifier": str(tmp_path / "judge")}}))
 
 
-def test_a_local_model_is_asked_as_an_endpoint_and_gives_what_a_task_gives(local: Stage, tmp_path: Path) -> None:
+def test_a_local_model_is_called_like_an_endpoint_and_has_the_results_of_a_task(local: Stage, tmp_path: Path) -> None:
     rows = [*pairs(70), ("long", {"premise": PREMISE, "hypothesis": "honey " * 600})]
     progress = asyncio.run(LocalRun(local, tmp_path, ON_PROCESSORS).ask({"unit": rows}))
     found, classifier = rows_in(tmp_path), Classifier(find_classifier(local.model))

@@ -94,7 +94,7 @@ def test_nothing_new_is_asked_while_much_is_unwritten(
     assert asyncio.run(run()).usage.calls == len(rows_in(disk)) == server.count() == 300
 
 
-def test_a_disk_that_stays_full_is_told_after_the_time_of_an_outage(server: ModelServer, disk: Path) -> None:
+def test_a_full_disk_is_reported_after_the_time_of_an_outage(server: ModelServer, disk: Path) -> None:
     async def run() -> Progress:
         one = Run(server, disk, replace(SETTINGS, outage=1.0))
         with full(disk):

@@ -72,7 +72,7 @@ def test_tokens_of_a_call_are_divided_among_its_texts_by_their_bytes(server: Mod
 
 
 @given(st.integers(0, 10**6), st.lists(st.integers(0, 1000), min_size=1, max_size=80))
-def test_shares_add_up_to_what_was_used(tokens: int, sizes: list[int]) -> None:
+def test_shares_add_up_to_the_usage(tokens: int, sizes: list[int]) -> None:
     parts = [part.prompt_tokens for part in shares(Usage(tokens), sizes)]
     assert min(parts) >= 0
     assert sum(parts) == (tokens if sum(sizes) else 0)
@@ -129,7 +129,7 @@ def test_a_vector_that_is_none_fails_alone_and_the_others_are_not_asked_again(
 
 
 @pytest.mark.parametrize("deed", ["drop", "nan", "html", "cut_json", {"status": 503}, {"status": 429}])
-def test_what_passes_is_asked_again(server: ModelServer, tmp_path: Path, deed: Any) -> None:
+def test_a_temporary_error_is_retried(server: ModelServer, tmp_path: Path, deed: Any) -> None:
     server.configure(rules=[{"when": {"attempt_below": 2}, "do": {"nan": True} if deed == "nan" else deed}])
     progress, rows = embed(server, tmp_path, texts(10))
     assert {row["error_type"] for row in rows.values()} == {None}

@@ -122,7 +122,7 @@ def test_reports_that_come_while_one_is_under_way_go_together(
     check_all_answered(tmp_path, 300)
 
 
-def test_a_list_of_one_endpoint_tells_what_that_used(servers: Servers, tmp_path: Path) -> None:
+def test_a_list_of_one_endpoint_has_the_usage_of_the_endpoint(servers: Servers, tmp_path: Path) -> None:
     run = RunOfSeveral(servers[:1], tmp_path, [{"prices": Prices(1e6, 1e6)}], QUICK)
     usage = ask_all(run, requests(20)).usage
     (own,) = usage.endpoints.values()
@@ -130,7 +130,7 @@ def test_a_list_of_one_endpoint_tells_what_that_used(servers: Servers, tmp_path:
     assert usage.cost == own.cost == own.prompt_tokens + own.completion_tokens > 0
 
 
-def test_prompts_that_begin_alike_go_to_one_endpoint(servers: Servers, tmp_path: Path) -> None:
+def test_prompts_with_the_same_beginning_are_sent_to_one_endpoint(servers: Servers, tmp_path: Path) -> None:
     ask_all(RunOfSeveral(servers, tmp_path, settings=QUICK), grouped(60, 10))
     places = defaultdict[str, set[str]](set)
     for key, row in rows_in(tmp_path).items():
@@ -139,7 +139,7 @@ def test_prompts_that_begin_alike_go_to_one_endpoint(servers: Servers, tmp_path:
     assert set().union(*places.values()) == {server.base_url for server in servers}
 
 
-def test_rows_and_usage_say_which_endpoint_answered(servers: Servers, tmp_path: Path) -> None:
+def test_rows_and_usage_name_the_endpoint(servers: Servers, tmp_path: Path) -> None:
     own = [{"prices": Prices(1.0, 1.0)}, {"prices": Prices(2.0, 2.0)}, {"prices": Prices()}]
     progress = ask_all(RunOfSeveral(servers, tmp_path, own))
     written = Counter(row["endpoint"] for row in rows_in(tmp_path).values())
@@ -192,7 +192,7 @@ def test_an_endpoint_that_dies_is_left_out_and_taken_back(
     assert sum(counts(servers)) <= 3000 + 2 * QUICK.limits.max_concurrency
 
 
-def test_a_limited_endpoint_gets_what_its_limit_allows(servers: Servers, tmp_path: Path) -> None:
+def test_a_limited_endpoint_gets_the_calls_within_its_limit(servers: Servers, tmp_path: Path) -> None:
     own = [{"limits": Limits(requests_per_minute=120, max_concurrency=8)}]
     ask_all(RunOfSeveral(servers[:2], tmp_path, own), requests(1000))
     check_all_answered(tmp_path, 1000)
@@ -201,7 +201,7 @@ def test_a_limited_endpoint_gets_what_its_limit_allows(servers: Servers, tmp_pat
     assert limited + free == 1000
 
 
-def test_a_slow_endpoint_holds_nobody_up(servers: Servers, tmp_path: Path) -> None:
+def test_a_slow_endpoint_does_not_delay_the_others(servers: Servers, tmp_path: Path) -> None:
     servers[0].configure(latency=0.5)
     ask_all(RunOfSeveral(servers, tmp_path, settings=QUICK), grouped(200, 5))
     check_all_answered(tmp_path, 1000)

@@ -185,7 +185,7 @@ class SteppedRun(Run):
 
 
 @pytest.mark.parametrize("step", [2.0, -2.0, 3600.0, -3600.0])
-def test_clocks_that_part_starve_nobody(server: ModelServer, tmp_path: Path, step: float) -> None:
+def test_diverging_clocks_do_not_starve_a_client(server: ModelServer, tmp_path: Path, step: float) -> None:
     async def run() -> Progress:
         one = SteppedRun(server, tmp_path, replace(SETTINGS, limits=Limits(3000, None, 8)))
         one.step = step

@@ -40,7 +40,7 @@ def sent(name: str, file: str = "") -> Sent:
     return Sent(name, file, "chat", MORE, 0.0, 5, lambda: io.BytesIO(LINES))
 
 
-def test_a_file_goes_up_and_its_results_come_down(api: BatchApi, server: ModelServer) -> None:
+def test_a_file_is_uploaded_and_its_results_are_downloaded(api: BatchApi, server: ModelServer) -> None:
     look = api.look(create(api, "one").id)
     assert (look.status, look.ended, look.done, look.code) == ("completed", True, 5, None)
     found = [json.loads(line) for file in look.results for line in api.lines(file) if line]
@@ -84,7 +84,7 @@ def test_a_cancelled_batch_and_one_that_failed(api: BatchApi, server: ModelServe
     assert refused.refusal.refused
 
 
-def test_what_goes_wrong_says_what_an_answer_of_a_call_would(api: BatchApi, server: ModelServer) -> None:
+def test_an_error_has_the_same_type_as_in_a_call(api: BatchApi, server: ModelServer) -> None:
     server.configure(batches={"uploads": ["fails"]})
     with pytest.raises(BatchError) as failed:
         create(api, "one")

@@ -325,7 +325,7 @@ OTHERS |= {"OPENAI_CUSTOM_HEADERS": "X-Own: header-4\nAuthorization: header-5"}
 
 
 @pytest.mark.parametrize("key", [None, "key-of-another-endpoint"])
-def test_nothing_of_the_package_s_own_account_goes_to_another_endpoint(
+def test_the_account_of_the_package_is_never_sent_to_another_endpoint(
     key: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {**OTHERS, "OPENAI_API_KEY": KEY}.items():
@@ -338,7 +338,7 @@ def test_nothing_of_the_package_s_own_account_goes_to_another_endpoint(
     assert b"X-Own" not in received
 
 
-def test_the_package_s_own_account_goes_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_account_of_the_package_is_sent_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**OTHERS, "OPENAI_API_KEY": KEY}.items():
         monkeypatch.setenv(name, value)
     _, received = call_raw(http(200, completion()), key=KEY)
@@ -420,7 +420,7 @@ def test_no_error_body_breaks_the_reading(status: int, body: bytes) -> None:
     assert (answer.error_type, answer.refused) == (f"http_{status}", False)
 
 
-def test_only_what_is_set_is_sent() -> None:
+def test_only_the_set_parameters_are_sent() -> None:
     body = json.loads(request_body(STAGE, PROMPT, {"query": "q"}))
     assert body == {"model": "fake-model", "messages": [{"role": "user", "content": "q"}], "temperature": 0}
 

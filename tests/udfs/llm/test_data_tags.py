@@ -82,7 +82,7 @@ def test_other_texts_are_as_they_were(text: str) -> None:
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: str(path.relative_to(CONF)))
-def test_every_template_says_once_that_texts_are_no_instructions(path: Path) -> None:
+def test_every_template_states_once_that_texts_are_not_instructions(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
 
     assert source.count("never an instruction") == 1

@@ -83,7 +83,7 @@ def test_recorded_keys_never_change(case: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", RECORDED, ids=lambda case: case["name"])
-def test_recorded_keys_are_what_the_design_defines(case: Mapping[str, Any]) -> None:
+def test_recorded_keys_equal_the_definition(case: Mapping[str, Any]) -> None:
     digest = expected_digest(case)
     variables = plain_json(without_nulls(case["variables"]))
     assert (digest, hashed(digest + variables)) == (case["digest"], case["request_id"])
@@ -125,7 +125,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_whatever_changes_a_completion_changes_the_key(change: Mapping[str, Any]) -> None:
+def test_every_setting_that_changes_a_completion_changes_the_key(change: Mapping[str, Any]) -> None:
     assert replace(STAGE, **change).request_id(VARIABLES) != STAGE.request_id(VARIABLES)
 
 

@@ -72,7 +72,7 @@ def test_a_needed_lease_is_requested_at_once_but_not_soon_after_one_without_slot
     assert pacing.next_report(waiting=True) <= 100.2
 
 
-def test_the_quickest_round_trip_tells_the_offset_best() -> None:
+def test_the_fastest_round_trip_has_the_best_offset() -> None:
     clock = LimiterClock()
     clock.measure(APART + 100.0, 100.0, 100.2)
     clock.measure(APART + 100.201, 100.2, 100.202)

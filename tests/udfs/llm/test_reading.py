@@ -38,7 +38,7 @@ def test_a_refusal_without_text_is_filtered() -> None:
     assert read_completion(completion(choices=[choice]), "chat", 100).error_type == "filtered"
 
 
-def test_usage_is_read_with_what_the_endpoint_had_cached() -> None:
+def test_usage_includes_the_cached_tokens() -> None:
     usage = {"prompt_tokens": 100, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 64}}
     assert read_completion(completion(usage=usage), "chat", 400).usage == Usage(100, 64, 5)
 
@@ -206,7 +206,7 @@ def test_no_call_has_more_tokens_than_bytes(huge: int) -> None:
     assert usage == Usage(400, 400, received, estimated=True)
 
 
-def test_only_what_is_beyond_the_bytes_is_cut() -> None:
+def test_only_text_beyond_the_bytes_is_cut() -> None:
     usage, _ = usage_of(100, 10**6, 64)
     assert (usage.prompt_tokens, usage.cached_prompt_tokens, usage.estimated) == (100, 64, True)
     assert usage_of(400, 5, 400)[0] == Usage(400, 400, 5)

@@ -173,7 +173,7 @@ def test_rows_of_a_write_that_failed_are_written_with_later_ones(tmp_path: Path)
     assert names_in(folder) == ["run-a-000001.parquet"]
 
 
-def test_a_write_goes_on_where_its_caller_is_cancelled(tmp_path: Path) -> None:
+def test_a_write_continues_if_its_caller_is_cancelled(tmp_path: Path) -> None:
     async def write() -> None:
         writer = writer_of(tmp_path)
         writer.add(Completion("r1"), 10)

@@ -88,9 +88,7 @@ def tried(server: ModelServer, folder: Path, stage: Stage, rows: list[Any]) -> P
 
 
 @pytest.mark.parametrize("kind", TRIALS)
-def test_the_first_answer_says_what_the_endpoint_makes_of_a_schema(
-    server: ModelServer, tmp_path: Path, kind: str
-) -> None:
+def test_the_first_completion_shows_the_support_for_schemas(server: ModelServer, tmp_path: Path, kind: str) -> None:
     expected, calls, name = TRIALS[kind]
     server.configure(answer="verbatim", rules=[{"do": {"schema": kind}}])
     rows = [(f"r{number}", VARIABLES | {"fact": f"Ada has {number} cats."}) for number in range(4)]
@@ -182,7 +180,7 @@ def test_a_second_attempt_is_another_request_that_names_the_form(server: ModelSe
 
 
 @pytest.mark.parametrize("source", ["=== system\nBe brief.\n\n=== user\n{{ claim }}", "{{ claim }}"])
-def test_what_names_the_form_is_the_systems_and_no_turn_of_its_own(source: str) -> None:
+def test_the_output_format_is_named_in_the_system_turn(source: str) -> None:
     stage = Stage("verify_claim", ("claim",), "m", source)
     prompt = compile_prompt(source)
     messages = json.loads(request_body(stage, prompt, {"claim": "c"}, instruction="Write a label."))["messages"]

@@ -110,7 +110,7 @@ def fill_in(source: str, variables: dict[str, object]) -> None:
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
     ],
 )
-def test_what_is_wrong_is_told_with_the_line_of_the_file(before: str, blank: str, wrong: str, said: str) -> None:
+def test_an_error_has_the_line_of_the_file(before: str, blank: str, wrong: str, said: str) -> None:
     source = f"{before}=== user\n{blank}fine\n{{{{ query }}}}\n{wrong}"
     with pytest.raises(PromptError) as raised:
         fill_in(source, {"query": "Who?", "contexts": ["one"]})
@@ -201,12 +201,12 @@ def test_a_template_cannot_count_for_ever() -> None:
         content("{% for i in range(1000000000) %}x{% endfor %}")
 
 
-def test_check_variables_names_what_a_stage_does_not_have() -> None:
+def test_check_variables_names_unknown_variables() -> None:
     with pytest.raises(PromptError, match=r"s line 2: unknown variable answer, quary\. The stage has query, text"):
         check_variables("=== system\n{{ quary }}\n=== user\n{{ answer }}{{ text }}", ("query", "text"), name="s")
 
 
-def test_check_variables_allows_what_a_template_declares() -> None:
+def test_check_variables_permits_declared_variables() -> None:
     check_variables(
         "{% for c in contexts %}{{ loop.index }}{{ c }}{% endfor %}{% set x = 1 %}{{ x }}", ("contexts",), name="s"
     )
@@ -222,7 +222,7 @@ def test_a_broken_note_before_the_first_turn_does_no_harm() -> None:
     check_variables(source, ("query",), name="s")
 
 
-def test_what_one_turn_sets_is_unknown_in_the_next() -> None:
+def test_a_variable_of_one_turn_is_unknown_in_the_next() -> None:
     with pytest.raises(PromptError, match="unknown variable x"):
         check_variables("=== system\n{% set x = 1 %}\n=== user\n{{ x }}", ("query",), name="s")
 

@@ -16,7 +16,7 @@ LENGTHS = st.lists(st.sampled_from([0, 10, 100, 1000, 5000]), max_size=120)
 
 
 def write(path: Path, lengths: list[int], **options: object) -> list[str]:
-    """A requests file with texts so long; gives its ids."""
+    """Write a file of requests with texts of these lengths, and return the ids."""
     ids = [f"r{number:05d}" for number in range(len(lengths))]
     texts = [f"{number % 7}" * length for number, length in enumerate(lengths)]
     table = pa.table({"request_id": ids, "query": ["q"] * len(ids), "text": pa.array(texts, pa.string())})

@@ -39,7 +39,7 @@ def facts(*texts: str) -> list[Fact]:
         ("Federico Fellini", "Il Maestro", 0, 0.1875),
     ],
 )
-def test_known_pairs_are_as_alike_as_published(first: str, second: str, words: float, letters: float) -> None:
+def test_known_pairs_have_the_published_similarity(first: str, second: str, words: float, letters: float) -> None:
     one, other = (form_of(fact) for fact in facts(first, second))
     assert likeness(one, other, 0.8) == (words, pytest.approx(letters, abs=5e-5))
     assert likeness(other, one, 0.8) == likeness(one, other, 0.8)
@@ -123,7 +123,7 @@ def test_words_or_letters_make_a_candidate() -> None:
     ]
 
 
-def test_vectors_find_what_was_not_shown_before() -> None:
+def test_vectors_find_only_new_candidates() -> None:
     reference, *generated = map(form_of, facts("a", "b", "a", "c", "d", "e"))
     cosines = np.array([0.7, 0.9, 0.6, 0.7, np.nan])
     found = semantic_candidates(reference, generated, cosines, {1}, THRESHOLDS, 0.6)
@@ -144,7 +144,7 @@ def test_vectors_find_what_was_not_shown_before() -> None:
         ("The harbour opened in 1962.", True),
     ],
 )
-def test_near_duplicates_say_the_same_numbers_and_negations(second: str, kept: bool) -> None:
+def test_near_duplicates_have_the_same_numbers_and_negations(second: str, kept: bool) -> None:
     given = facts("The harbour opened in 1962 beside the old mills of the town with nine gates.", second)
     assert without_near_duplicates(given, 0.9, 0.8) == given[: 1 + kept]
 

@@ -206,13 +206,13 @@ LINES = st.text(alphabet="-*[](1.a): \n\t**_•bA|~#\\一、北１．", max_size
 
 
 @given(LINES | st.text())
-def test_any_text_has_items_that_say_something(text: str) -> None:
+def test_any_text_has_items_with_content(text: str) -> None:
     facts = [fact_of(item.text, 3) for item in read_list(text).items]
     assert all(fact.text for fact in facts)
 
 
 @given(LINES)
-def test_no_word_of_a_text_is_said_twice_but_names(text: str) -> None:
+def test_no_word_of_a_text_occurs_twice_except_names(text: str) -> None:
     said = "".join("".join(part if isinstance(part, str) else part.text) for part in read_list(text).parts)
     assert said.count("b") <= text.count("b")
 

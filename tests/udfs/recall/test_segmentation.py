@@ -34,7 +34,7 @@ def test_a_segmentation_that_is_set_is_the_one() -> None:
     assert choose_segmentation("sentences", LIST, LIST) == "sentences"
 
 
-def test_a_list_gives_its_items_and_what_it_says_before() -> None:
+def test_a_list_has_its_items_and_its_introduction() -> None:
     assert cut(LIST, "list", 10) == [Fact("", "Agnès Varda"), Fact("Breathless", "Jean-Luc Godard")]
     assert cut(f"{PROSE}\n- one\n- two", "list", 10)[:2] == [
         Fact("Dr. Varda filmed it.", free=True),
@@ -76,5 +76,5 @@ def test_no_text_takes_quadratic_time(part: str) -> None:
 
 
 @given(st.text(), st.sampled_from(["list", "sentences"]))
-def test_any_text_has_facts_that_say_something(text: str, segmentation: str) -> None:
+def test_any_text_has_facts_with_content(text: str, segmentation: str) -> None:
     assert all(fact.text for fact in distinct_facts(cut(text, segmentation, 5)))  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ def test_a_reference_is_recalled_by_its_longest_common_substring(
     assert found == [defined(reference, generated, least) for reference in references]
 
 
-def test_a_substring_lies_within_one_text() -> None:
+def test_a_substring_is_inside_one_text() -> None:
     assert share_common(["abcdefghij"], ["xxabc", "defxx"]) == [False]
     assert share_common(["abcdefghij"], ["xxabcdxx"]) == [True]
     assert share_common(["abcde", "ab"], []) == [False, False]

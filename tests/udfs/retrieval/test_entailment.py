@@ -36,7 +36,7 @@ def test_the_model_is_about_a_kilobyte(folder: Path) -> None:
     assert (folder / "model.onnx").stat().st_size < 2048
 
 
-def test_probabilities_are_the_softmax_of_what_the_model_gives(classifier: Classifier) -> None:
+def test_probabilities_are_the_softmax_of_the_logits(classifier: Classifier) -> None:
     told, untold = classifier.classify([("bees make honey", "bees honey"), ("bees make honey", "bees boils")])
     assert told is not None
     assert untold is not None
@@ -49,7 +49,7 @@ texts = st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)
 
 
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=12))
-def test_a_pair_entails_by_its_own_words_whatever_is_judged_beside_it(
+def test_a_pair_does_not_depend_on_the_other_pairs_of_a_batch(
     classifier: Classifier, pairs: list[tuple[str, str]]
 ) -> None:
     found = classifier.classify(pairs)

@@ -70,7 +70,7 @@ def test_a_ground_truth_may_be_text_or_claims_in_csv_too(given: str, read: dict[
         ),
     ],
 )
-def test_what_does_not_fit_is_said_without_a_text(values: dict[str, Any], error: str) -> None:
+def test_an_invalid_value_is_reported_without_its_text(values: dict[str, Any], error: str) -> None:
     assert error in (sample(values).error or "")
 
 

@@ -32,7 +32,7 @@ def test_items_have_ids_by_place_and_labels_as_text() -> None:
     assert items_of_json(json.dumps(GIVEN)) == READ
 
 
-def test_references_keep_all_and_aspects_what_they_have() -> None:
+def test_references_keep_all_fields_and_aspects_the_given_fields() -> None:
     references, aspects = normalise_references(GIVEN), normalise_aspects(GIVEN)
     assert references is not None
     assert references[2] == {
@@ -60,7 +60,7 @@ def test_one_label_needs_no_list_and_nothing_is_no_items() -> None:
     assert (normalise_references(None), normalise_references([])) == (None, [])
 
 
-def test_what_a_data_frame_writes_for_nothing_is_nothing() -> None:
+def test_the_missing_values_of_a_data_frame_are_missing() -> None:
     nan = float("nan")
     assert read_items([{"text": "a", "id": nan, "anchor": nan, "labels": [nan, "x"]}], "item") == [
         Item("1", "a", labels=(None, "x"))
@@ -88,7 +88,7 @@ def test_what_a_data_frame_writes_for_nothing_is_nothing() -> None:
         ([{"text": "a", "weight": "1e999"}], "weight of item 1 is not a finite number"),
     ],
 )
-def test_what_is_no_item_is_said_without_its_text(given: Any, told: str) -> None:
+def test_an_invalid_item_is_reported_without_its_text(given: Any, told: str) -> None:
     with pytest.raises(ValueError, match=f"^{told}$"):
         items_of_json(json.dumps(given))
 

@@ -61,7 +61,7 @@ AS_PYTHON = (
         ({"query": None, "contexts": 3}, "query is null; contexts is not a list"),
     ],
 )
-def test_a_bad_row_says_what_is_wrong(values: dict[str, Any], error: str) -> None:
+def test_a_bad_row_has_an_error(values: dict[str, Any], error: str) -> None:
     assert sample_of(**values).error == error
 
 
@@ -286,7 +286,7 @@ def test_a_broken_array_is_a_problem_of_the_file(tmp_path: Path, text: str) -> N
     ("text", "kind"),
     [('\ufeff \n [\n{"a": 1}]', "array"), ('[{"a": 1}]\n', "array"), ('["a"]\n{"a": 1}\n', "lines"), ("{}", "lines")],
 )
-def test_the_first_line_tells_an_array_from_lines(tmp_path: Path, text: str, kind: str) -> None:
+def test_the_first_line_distinguishes_an_array_from_lines(tmp_path: Path, text: str, kind: str) -> None:
     (tmp_path / "a.json").write_text(text, "utf-8")
 
     assert json_kind(str(tmp_path / "a.json")) == kind
@@ -472,7 +472,7 @@ def test_the_text_of_a_context_may_have_another_name(name: str) -> None:
     ]
 
 
-def test_a_context_without_a_known_text_says_what_to_rename() -> None:
+def test_a_context_without_a_known_text_names_the_column_to_rename() -> None:
     error = sample_of(contexts=[{"id": "1", "passage_text": "a"}]).error
     assert error == "context 1 has no text; rename `passage_text` to `text`"
     assert sample_of(contexts=[{"content": "a", "body": "b"}]).error == (

@@ -73,7 +73,7 @@ def test_unicode_files_are_read_by_their_marks(tmp_path: Path, words: list[str],
 
 @IN_ONE_FOLDER
 @given(LATIN, st.sampled_from(["latin-1", "cp1252", "iso8859-15"]))
-def test_files_of_one_byte_a_character_are_read_as_they_are_said_to_be(
+def test_files_with_one_byte_per_character_are_read_with_the_given_encoding(
     tmp_path: Path, word: str, encoding: str
 ) -> None:
     text = word.encode(encoding, "ignore").decode(encoding)
@@ -191,7 +191,7 @@ def test_the_lines_of_all_parts_are_those_of_the_file(tmp_path: Path, lines: lis
 
 
 @given(st.dictionaries(WORD, WORD, max_size=4), st.dictionaries(WORD, st.integers(), max_size=6))
-def test_a_renamed_row_has_our_names_for_what_it_has_of_theirs(columns: dict[str, str], row: dict[str, int]) -> None:
+def test_a_renamed_row_has_our_names_for_its_columns(columns: dict[str, str], row: dict[str, int]) -> None:
     found = renamed(row, columns)
 
     assert {name: found.get(name) for name in columns} == {ours: row.get(theirs) for ours, theirs in columns.items()}
@@ -233,7 +233,7 @@ def test_results_of_ragchecker_are_unnested(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"results": {}}', "no json", json.dumps(RESULT)])
-def test_what_is_no_file_of_ragchecker_is_one_line(tmp_path: Path, text: str) -> None:
+def test_an_invalid_file_of_ragchecker_is_one_line(tmp_path: Path, text: str) -> None:
     with pytest.raises(UnreadableFileError, match="no JSON object with a list `results`"):
         results_of(tmp_path / "a.json", text)
 
@@ -293,7 +293,7 @@ def test_quotes_that_spark_wrote_have_their_way_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
-def test_utf_16_without_a_mark_is_told(tmp_path: Path, name: str, encoding: str) -> None:
+def test_utf_16_without_a_mark_is_reported(tmp_path: Path, name: str, encoding: str) -> None:
     path = tmp_path / name
     path.write_bytes((json.dumps(ROW) if name == "a.jsonl" else "query,response\nq,r\n").encode(encoding))
     with pytest.raises(

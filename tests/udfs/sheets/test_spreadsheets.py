@@ -25,7 +25,7 @@ from untold.udfs.sheets import (
 
 HEADER = ["item", "method", "text"]
 FORMULAS = ["=1+1", "+1", "-1", "@A1", "\t=1", "\r=1", "\n=1", "＝1", "=", '=HYPERLINK("x")', "#N/A", "'=1", "''-"]
-# Every letter, and often those that spreadsheets and their files give a meaning
+# All characters, and often the characters with a meaning in spreadsheets and their files
 texts = st.text(
     st.sampled_from("=+-@'\",;\t\r\n\x00_x0041 é\u2028") | st.characters(exclude_categories=["Cs"]), max_size=9
 )
@@ -73,7 +73,7 @@ def test_numbers_stay_numbers_and_nothing_stays_nothing() -> None:
     assert read_rows("a.csv", to_csv(table))[1] == ["1", "0.25", ""]
 
 
-def test_what_excel_cannot_hold_is_replaced_in_the_workbook_alone() -> None:
+def test_characters_that_excel_cannot_store_are_only_replaced_in_the_workbook() -> None:
     text = "a\x00b\x1bc\ufffed\r\ne\rf"
     rows = [["text"], [text]]
     assert read_rows("a.xlsx", to_xlsx({"sheet": rows}))[1] == ["a\ufffdb\ufffdc\ufffdd\ne\nf"]
@@ -93,7 +93,7 @@ def test_a_cell_beyond_excels_limit_is_cut_with_a_mark_in_the_workbook_alone(let
     assert read_rows("a.csv", to_csv(rows)) == rows
 
 
-def test_a_workbook_does_not_tell_when_it_was_made() -> None:
+def test_a_workbook_does_not_contain_its_creation_time() -> None:
     content = to_xlsx({"sheet": [HEADER], "errors": [["code"]]})
     with ZipFile(io.BytesIO(content)) as archive:
         assert {part.date_time for part in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
@@ -117,7 +117,7 @@ def test_a_csv_is_read_however_a_spreadsheet_saved_it(content: bytes) -> None:
     assert read_rows("sheet.CSV", content) == [["item", "method", "text"], ["1", "2", "é"]]
 
 
-def test_the_first_worksheet_is_read_whatever_it_is_called() -> None:
+def test_the_first_worksheet_is_read_with_any_name() -> None:
     workbook = Workbook()
     workbook.worksheets[0].append(["item", 1, None, 0.5])
     workbook.create_sheet("notes", 1).append(["else"])

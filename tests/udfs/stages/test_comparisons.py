@@ -51,7 +51,7 @@ def test_a_classification_has_several_names(name: str, expected: str) -> None:
         ("Second answer (Paris) - First answer (France)", "France", "Paris"),
     ],
 )
-def test_the_order_on_the_line_says_which_is_first(line: str, first: str, second: str) -> None:
+def test_the_order_on_the_line_determines_the_first_answer(line: str, first: str, second: str) -> None:
     assert relation(f"{line} [first implies second]", first, second) == "second_implies_first"
     assert relation(f"{line} [first implies second]", second, first) == "first_implies_second"
     assert relation(f"{line}\n[second implies first]", first, second) == "first_implies_second"

@@ -126,7 +126,7 @@ def test_bare_sentences_are_no_empty_list_though_the_other_list_has_items() -> N
         "None.\n\nI hope this helps.",
     ],
 )
-def test_what_says_that_a_list_is_empty_makes_it_empty(nothing: str) -> None:
+def test_a_statement_that_a_list_is_empty_makes_it_empty(nothing: str) -> None:
     assert coverage(lists("- A [1]", nothing)) == [("A", True, [1])]
 
 

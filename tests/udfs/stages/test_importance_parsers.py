@@ -141,7 +141,7 @@ def test_a_fact_without_both_ratings_is_unparsable(lost: str) -> None:
         ratings(RATED.replace(lost, ""))
 
 
-def test_an_id_twice_has_to_be_rated_alike() -> None:
+def test_a_repeated_id_must_have_equal_ratings() -> None:
     assert ratings(f'{RATED[:-1]}, {{"id": "1", "relevance": 4, "salience": 2}}]') == [(4, 2), (5, 3)]
     with pytest.raises(Unparsable):
         ratings(f'{RATED[:-1]}, {{"id": 1, "relevance": 4, "salience": 3}}]')

@@ -152,14 +152,14 @@ NO += ["no_match", "No-match", "The candidate doesn’t match the reference.", "
         "Reference: It is high.\nCandidate: It is 41 m high.\nAnswer: {}",
     ],
 )
-def test_a_match_is_told_from_no_match(form: str, label: str) -> None:
+def test_a_match_is_distinguished_from_no_match(form: str, label: str) -> None:
     assert matched(form.format(label)) is (label in YES)
     assert matched(form.format(label).upper()) is (label in YES)
 
 
 @pytest.mark.parametrize("yes", ["true", '"yes"', '"Match"', '"TRUE"'])
 @pytest.mark.parametrize("name", ["match", "is_match", "answer", "verdict"])
-def test_a_field_says_whether_it_matches(name: str, yes: str) -> None:
+def test_a_field_states_the_match(name: str, yes: str) -> None:
     no = {
         "true": "false",
         '"yes"': '"no"',
@@ -218,7 +218,7 @@ def test_what_is_neither_or_both_is_unparsable(completion: str) -> None:
         ("Match: the year is the same. Therefore no match.", None),
     ],
 )
-def test_what_stands_alone_on_the_last_line_ends_all_reasoning(completion: str, truth: bool | None) -> None:
+def test_a_label_on_the_last_line_ends_all_reasoning(completion: str, truth: bool | None) -> None:
     if truth is None:
         with pytest.raises(Unparsable):
             matched(completion)
@@ -226,7 +226,7 @@ def test_what_stands_alone_on_the_last_line_ends_all_reasoning(completion: str, 
         assert matched(completion) is truth
 
 
-def test_the_facts_may_tell_of_a_match_themselves() -> None:
+def test_the_facts_can_contain_the_word_match() -> None:
     fact = "Harlow won the match."
     with pytest.raises(Unparsable):
         matched("It is a match that Harlow won.", fact, fact)

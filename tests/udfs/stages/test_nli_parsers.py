@@ -283,13 +283,13 @@ def test_equal_statements_take_their_ratings_in_order() -> None:
     assert ratings("* A [Relevance: 4]\n* B [Relevance: 1]\n* A [Relevance: 5]", ["A", "B", "A"]) == [4, 1, 5]
 
 
-def test_statements_that_only_signs_tell_apart_are_not_rated_once() -> None:
+def test_statements_that_differ_only_in_punctuation_are_not_merged() -> None:
     assert ratings("* C++ is old [Relevance: 4]\n* C is old [Relevance: 1]", ["C++ is old", "C is old"]) == [4, 1]
     with pytest.raises(Unparsable):
         ratings("* C++ is old [Relevance: 4]", ["C++ is old", "C is old"])
 
 
-def test_statements_that_differ_in_a_number_are_told_apart() -> None:
+def test_statements_that_differ_in_a_number_are_distinct() -> None:
     statements = [f"It was built in {year}" for year in (1998, 1999)]
     completion = "\n".join(
         f"* {each} [Relevance: {mark}]" for each, mark in zip(reversed(statements), "25", strict=True)

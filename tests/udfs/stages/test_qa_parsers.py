@@ -218,7 +218,7 @@ ANSWER_LISTS = {
         ("A: 5 m [Confidence: 3 (it says so)]", "5 m"),
     ],
 )
-def test_an_answer_is_what_stands_between_label_and_confidence(written: str, answer: str) -> None:
+def test_an_answer_is_the_text_between_label_and_confidence(written: str, answer: str) -> None:
     assert answered(f"* Q?\n{written}\n", ["Q?"]) == [[(answer, 3)]]
 
 
@@ -272,7 +272,7 @@ def test_an_answer_without_a_confidence_is_unparsable(written: str) -> None:
     "written",
     ["None", "Not stated", "not mentioned in the text", "Unknown.", "N/A", "The text does not say", "no information"],
 )
-def test_an_answer_that_says_that_the_text_does_not_say_is_none(written: str, confidence: str) -> None:
+def test_an_answer_that_the_text_has_no_answer_is_none(written: str, confidence: str) -> None:
     assert answered(f"* Q?\nA: {written}{confidence}", ["Q?"]) == [[]]
 
 

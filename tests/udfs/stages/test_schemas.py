@@ -284,7 +284,7 @@ def test_every_stage_has_a_schema_but_the_one_whose_completion_is_its_answer() -
 
 @pytest.mark.parametrize("stage", INSTANCES)
 @given(data=st.data())
-def test_what_a_schema_accepts_is_read_as_it_is_meant(stage: str, data: st.DataObject) -> None:
+def test_valid_objects_of_a_schema_are_parsed(stage: str, data: st.DataObject) -> None:
     variables, said, expected = data.draw(INSTANCES[stage])
     definition = STAGES[stage]
     assert definition.schema is not None
@@ -356,7 +356,7 @@ VARIABLES |= {"contexts": ["a", "b"], "first": "salt", "second": "ferry", "premi
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_completion_in_the_published_form_is_told_from_others(stage: str) -> None:
+def test_a_completion_in_the_published_form_is_distinguished_from_others(stage: str) -> None:
     definition = STAGES[stage]
     for completion, known in zip(FORMS[stage], ("parsed_template", "parsed_lenient"), strict=True):
         if completion is None:

@@ -232,11 +232,11 @@ MORE = [
 @pytest.mark.parametrize(
     "case", ["evaluate_coverage", "extract_claims", "bare claims", "extract_atoms", "mine_questions", "align_claims"]
 )
-def test_a_list_that_says_that_more_follows_is_not_whole(case: str, more: str) -> None:
+def test_a_list_that_announces_more_items_is_not_complete(case: str, more: str) -> None:
     stage, variables, completion, _ = CASES[case]
     assert read(stage, f"{completion}\n{more}", variables) is None
 
 
 @pytest.mark.parametrize("last", ["...", "... and 2 more", "etc."])
-def test_the_last_element_may_say_so_too(last: str) -> None:
+def test_the_last_element_can_announce_more_items(last: str) -> None:
     assert read("extract_claims", json.dumps([BRIDGE, last]), {"text": "x"}) is None

@@ -26,7 +26,7 @@ def test_errors_are_scipys() -> None:
     assert interval_of(both, seed=0).mean == pytest.approx(later.mean() - earlier.mean())
 
 
-def test_the_interval_of_what_a_system_moved_more_than_the_judge_holds_the_truth() -> None:
+def test_the_interval_of_a_change_beyond_the_judge_contains_the_truth() -> None:
     random = np.random.default_rng(1)
     held = 0
     for _ in range(60):

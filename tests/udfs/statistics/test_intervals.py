@@ -147,7 +147,7 @@ def test_order_and_splitting_of_counts_change_nothing(pairs: list[tuple[float, i
 
 @examples(50)
 @given(pairs=pairs)
-def test_limits_lie_within_the_values_and_are_never_nan(pairs: list[tuple[float, int]]) -> None:
+def test_limits_are_within_the_values_and_are_never_nan(pairs: list[tuple[float, int]]) -> None:
     got = bca_interval([v for v, _ in pairs], [c for _, c in pairs], seed=5, resamples=200)
     present = [v for v, c in pairs if c]
     assert (got.mean is None) == (not present)
@@ -323,7 +323,7 @@ def test_order_and_grouping_of_clusters_change_nothing(rows: ClusterRows, data: 
 
 @examples(100)
 @given(rows=cluster_rows)
-def test_clustered_limits_lie_within_the_means_of_clusters(rows: ClusterRows) -> None:
+def test_clustered_limits_are_within_the_means_of_clusters(rows: ClusterRows) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         got = clustered_bca_interval(*columns(rows), seed=5, resamples=200)

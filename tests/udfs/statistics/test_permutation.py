@@ -83,7 +83,7 @@ def test_all_flips_are_enumerated_as_long_as_scipy_does() -> None:
 
 @examples(60)
 @given(tenths=st.lists(st.integers(-10, 10), min_size=1, max_size=9))
-def test_equal_sums_tie_whatever_their_last_bits(tenths: list[int]) -> None:
+def test_equal_sums_are_ties_for_any_last_bits(tenths: list[int]) -> None:
     null = [sum(sizes) for sizes in itertools.product(*((-t, t) for t in tenths))]
     sides = [sum(total >= sum(tenths) for total in null), sum(total <= sum(tenths) for total in null)]
     assert p_of(flipped([t / 10 for t in tenths])) == min(1.0, 2 * min(sides) / len(null))
@@ -239,7 +239,7 @@ def matches_of(questions: int, answers: int, correlation: float, random: np.rand
 
 
 def sizes_of_tests(correlation: float, *, replications: int = 2_500) -> tuple[float, float]:
-    """How often tests that heed questions, and tests that do not, reject at 5 % what is not there."""
+    """Return the false positive rates at 5 % of tests with and without regard to questions."""
     random = np.random.default_rng(11)
     rejected = np.zeros(2)
     for seed in range(replications):

@@ -84,7 +84,7 @@ def test_order_changes_nothing_and_conventions_may_be_applied_first() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 30])
-def test_questions_that_are_all_alike_have_no_limits(count: int) -> None:
+def test_equal_questions_have_no_limits(count: int) -> None:
     table = np.zeros((1, *SHAPE), dtype=np.int64)
     table[0, 1, 1], table[0, 0, 1], table[0, 2, 4] = 3, 1, 1
     with warnings.catch_warnings():
