@@ -177,7 +177,7 @@ def test_files_that_the_docs_name_exist() -> None:
     assert sorted(path for path in named if not (ROOT / path).exists()) == []
 
 
-def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_the_site_builds_strictly_and_loads_no_external_resource(tmp_path: Path) -> None:
     """A broken link, a missing anchor and a page outside of the navigation are errors."""
     build(load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(tmp_path)))
     html = {file.stem: file.read_text(encoding="utf-8") for file in tmp_path.rglob("*.html")}

@@ -137,7 +137,7 @@ def test_a_command_imports_no_other() -> None:
     assert {pair for pair in OURS if all(map(is_command, pair))} == PARTS_OF_OTHERS
 
 
-def test_there_is_no_circle() -> None:
+def test_there_is_no_import_cycle() -> None:
     circles = [sorted(part) for part in nx.strongly_connected_components(nx.DiGraph(OURS)) if len(part) > 1]
     assert circles == []
 

@@ -113,7 +113,7 @@ def test_measures_of_pairs_are_printed_with_intervals(tmp_path: Path) -> None:
     assert float(found[3]) >= 75
 
 
-def test_measures_are_those_of_their_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measures_equal_their_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     from judge_measures import area, calibration_error, cascade_threshold, interval
 

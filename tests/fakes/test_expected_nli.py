@@ -67,7 +67,7 @@ def test_members_of_the_response_come_last_and_never_represent() -> None:
     assert statement == _statement(members[0], *members, covered=True)
 
 
-def test_members_that_no_context_gave_come_last_even_where_they_appear_first() -> None:
+def test_members_without_a_context_come_last_even_if_they_appear_first() -> None:
     fleets = (Fact("fleet", "exact", "ada mill", f"exactly {number}") for number in range(1, 100))
     fleet = next(one for one in fleets if not _passes(one.sentence(0), 1) and _passes(one.sentence(1), 1))
     dropped, kept = fleet.sentence(0), fleet.sentence(1)

@@ -124,7 +124,7 @@ def test_only_the_closed_judge_is_transitive() -> None:
     assert min(_broken_triples("steps"), _broken_triples("noisy")) > 100
 
 
-def test_the_noisy_judge_answers_by_the_pair_alone_and_errs_in_an_eighth_of_the_pairs() -> None:
+def test_the_noisy_judge_depends_only_on_the_pair_and_is_wrong_for_an_eighth_of_the_pairs() -> None:
     texts = [fact.sentence(form) for fact in _EVERY for form in range(fact.forms)]
     pairs = list(permutations(texts, 2))
     errors = sum(relate(*pair, "noisy") != relate(*pair, "closed") for pair in pairs) / len(pairs)
@@ -268,7 +268,7 @@ def _check(payload: Mapping[str, Any], said: Said, judge: str) -> None:
         assert read["relation"] == relate(payload["premise"], payload["hypothesis"], judge)
 
 
-def test_worlds_are_of_their_seed_alone() -> None:
+def test_worlds_depend_only_on_their_seed() -> None:
     assert World(7).samples(5)[:2] == World(7).samples(2)
     assert World(7).samples() != World(8).samples()
     named = World(7, ids=True).samples()[0]["contexts"]
@@ -276,7 +276,7 @@ def test_worlds_are_of_their_seed_alone() -> None:
 
 
 @pytest.mark.parametrize("judge", JUDGES)
-def test_hundreds_of_worlds_hold_everything_that_matters(judge: str) -> None:
+def test_hundreds_of_worlds_contain_all_cases(judge: str) -> None:
     seen: Counter[str] = Counter()
     every = worlds(300, judge)
     for world in every:

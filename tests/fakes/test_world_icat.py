@@ -100,7 +100,7 @@ def test_claims_verdicts_and_aspects_by_hand() -> None:
     }
 
 
-def test_early_stop_changes_the_evidence_alone() -> None:
+def test_early_stop_changes_only_the_evidence() -> None:
     chunks = [CHUNKS[2], CHUNKS[0], *[CHUNKS[1]] * 3]
     sample = {"query": QUERY, "response": "Ada Mill lives in France. Ada Mill was founded in 1912."}
     stopped, whole = (expected_icat(sample, lambda _: chunks, Options(early_stop=early)) for early in (True, False))
@@ -213,7 +213,7 @@ def test_worlds_hold_every_case() -> None:
     assert {"supported", "contradicted", "not_supported", "ok", "no_statements"} <= set(counts)
 
 
-def test_a_world_is_of_its_seed_alone() -> None:
+def test_a_world_depends_only_on_its_seed() -> None:
     assert [world.samples(2) for world in icat_worlds(5, first=7)] == [world.samples(2) for world in WORLDS[7:12]]
     assert [world.documents for world in icat_worlds(5, first=7)] == [world.documents for world in WORLDS[7:12]]
     assert WORLDS[3].samples(3)[:1] == WORLDS[3].samples(1)

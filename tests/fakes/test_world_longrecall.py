@@ -104,7 +104,7 @@ def test_a_pronoun_is_the_subject_named_last() -> None:
     assert resolve_all("It likes tea.", ["It likes tea."]) == ["It likes tea."]
 
 
-def test_claims_of_the_other_metrics_are_as_they_were() -> None:
+def test_claims_of_the_other_metrics_do_not_change() -> None:
     texts = [sample["response"] for world in worlds(200) for sample in world.samples(2)]
     assert not any(map(is_extended, texts))
     assert [extracted(text) for text in texts] == [claims_of(text) for text in texts]
@@ -265,7 +265,7 @@ def test_every_variant_of_a_saying_entails_it_or_not() -> None:
     assert {name for name, truths in entailing.items() if truths == {False}} == {"namesake", "background"}
 
 
-def test_a_world_is_of_its_seed_alone() -> None:
+def test_a_world_depends_only_on_its_seed() -> None:
     again = longrecall_worlds(5, first=7)
     assert [world.references for world in again] == [world.references for world in WORLDS[7:12]]
     assert [world.samples(2) for world in again] == [world.samples(2) for world in WORLDS[7:12]]

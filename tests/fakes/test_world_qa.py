@@ -225,7 +225,7 @@ def test_refinement_merges_phrasings_and_rates_the_rest() -> None:
     assert refine(_QUERY, [_QUERY]) == []
 
 
-def test_answers_are_of_the_text_alone_at_its_level_of_generality() -> None:
+def test_answers_depend_only_on_the_text_and_its_level_of_generality() -> None:
     text = (
         "Ada Mill lives in Lyon. The home of Ada Mill is in Italy. Bo Lane likes tea. Europe is where Ada Mill lives."
     )

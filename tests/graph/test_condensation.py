@@ -347,7 +347,7 @@ def columns(batch: pa.RecordBatch) -> dict[str, Any]:
     return dict(zip(batch.schema.names, batch.columns, strict=True))
 
 
-def test_a_batch_without_rows_gives_one() -> None:
+def test_a_batch_without_rows_has_a_batch_as_its_result() -> None:
     (batch,) = condense_batches(iter([to_batch(FAMILIES).slice(0, 0)]))
     assert batch.num_rows == 0
     assert batch.schema.equals(condense_batch(to_batch(FAMILIES)).schema)

@@ -95,7 +95,7 @@ def test_equals_networkx_for_any_digraph(spark: SparkSession, tmp_path: Path, gr
     assert found == expected_rows(graphs)
 
 
-def test_condenser_sends_graphs_where_they_fit(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_condenser_sends_small_graphs_to_tasks(spark: SparkSession, tmp_path: Path) -> None:
     graphs = {
         **{name: as_strings(FAMILIES[name]) for name in ("isolated", "duplicates", "chain of one 2-cycle", "unjudged")},
         "large": as_strings(chain_of_cycles([3, 4], response=0)),

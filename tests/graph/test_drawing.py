@@ -82,7 +82,7 @@ def edges(graph: Any, name: str) -> set[tuple[str, str]]:
     return {(first, second) for first, second, edge in graph.edges(data=True) if edge.get(name)}
 
 
-def test_what_is_missing_comes_first_and_the_basis_leads() -> None:
+def test_missing_statements_come_first_and_the_basis_leads() -> None:
     assert [row["statement_id"] for row in order_statements(STATEMENTS)] == ["s0", "s1", "s3", "s4", "s5"]
 
 
@@ -183,7 +183,7 @@ def test_without_atoms_contexts_are_next_to_their_statements() -> None:
     assert draw_graph(graph)
 
 
-def test_contexts_are_numbered_as_they_were_given_and_their_ids_stand_in_full_beside() -> None:
+def test_contexts_are_numbered_in_input_order_next_to_their_full_ids() -> None:
     ids = ["survey-of-the-height-of-mount-everest-1955", "survey-of-the-height-of-mount-everest-2020", "unused", "gone"]
     contexts = [{"id": name, "text": f"text {number}"} for number, name in enumerate(ids[:3])]
     statements = [{**statement("x:1", covered=False), "sources": [ids[3], ids[1]]}]
@@ -197,7 +197,7 @@ def test_contexts_are_numbered_as_they_were_given_and_their_ids_stand_in_full_be
     assert "[C4, C2]" in shown
 
 
-def test_the_response_stands_beside_the_graph() -> None:
+def test_the_response_is_next_to_the_graph() -> None:
     graph = condensed_graph(ATOMS, RELATIONS, STATEMENTS)
     assert "It works on the server." in texts_of(draw_graph(graph, response="It works\non the server."))
     assert "Response" not in texts_of(draw_graph(graph))

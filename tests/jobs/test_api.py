@@ -105,7 +105,7 @@ def test_columns_map_ours_to_theirs(session: untold.Session, of_file: untold.Run
 
 
 @pytest.mark.gate
-def test_a_session_of_the_callers_stays_as_it_was(
+def test_the_session_of_the_caller_does_not_change(
     spark: SparkSession, session: untold.Session, of_file: untold.Run
 ) -> None:
     options, environment = dict(spark.conf.getAll), dict(os.environ)

@@ -160,7 +160,7 @@ def test_relations_of_unordered_pairs(spark: SparkSession, tmp_path: Path) -> No
 
 @pytest.mark.gate
 @pytest.mark.parametrize(("known", "low", "high"), [("neutral", 0.0, 0.0), ("contradictory", 0.0, 1.0)])
-def test_unjudged_pairs_run_one_way_by_the_names_of_nli_and_both_ways_by_those_of_qa(
+def test_unjudged_pairs_are_directed_for_nli_and_undirected_for_qa(
     spark: SparkSession, tmp_path: Path, known: str, low: float, high: float
 ) -> None:
     nodes = [

@@ -90,7 +90,7 @@ def test_each_sample_is_shown_with_the_expectation_of_a_person(
     assert [line.split()[1:] for line in lines[-2:]] == [["supported", "A."], ["not", "judged", "B."]]
 
 
-def test_the_statements_of_nli_stand_beside_a_judgement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_statements_of_nli_are_next_to_a_judgement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "manifest.json").write_text('{"status": "finished"}', encoding="utf-8")
     mine: dict[str, Any] = {"sample_id": "longest-river-b", "metric": "nli"}
     nile, amazon = (one["text"] for one in lines_of("expected.jsonl")[3]["statements"])

@@ -245,7 +245,7 @@ def test_embedded_model_that_was_never_used_is_not_put_together(
 
 
 @pytest.mark.usefixtures("without_engines")
-def test_a_store_is_ok_only_where_all_engines_reached_it(
+def test_a_store_is_ok_only_if_all_engines_reached_it(
     calm: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = settings_for(calm).model_copy(update={"completion_store": str(tmp_path)})
@@ -317,7 +317,7 @@ def test_with_a_spool_no_ray_is_started_here() -> None:
     assert (found.state, found.text.partition(":")[0]) == ("warn", "not checked")
 
 
-def test_store_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+def test_a_store_is_checked_and_not_changed(tmp_path: Path) -> None:
     assert check_store(str(tmp_path / "not" / "yet")).state == "ok"
     assert list(tmp_path.iterdir()) == []
 
@@ -387,7 +387,7 @@ def test_ray_cluster_that_does_not_answer_in_time_fails() -> None:
     assert "ray.address" in found.text
 
 
-def test_secrets_of_an_address_are_left_out() -> None:
+def test_secrets_of_an_address_are_removed() -> None:
     assert plain_url(f"https://user:{KEY}@host:8000/v1?key={KEY}") == "https://host:8000/v1"
 
 

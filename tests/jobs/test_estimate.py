@@ -251,7 +251,7 @@ def test_runs_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("half_width", [0.02, 0.008])
-def test_as_many_judged_samples_as_needed_give_the_width(tmp_path: Path, half_width: float) -> None:
+def test_the_required_number_of_judged_samples_gives_the_width(tmp_path: Path, half_width: float) -> None:
     score, proxy, queries, systems = draw_world(7, 4_000)
     shared: dict[str, Any] = {"queries": queries, "systems": systems}
     cheap = write_run(tmp_path / "cheap", {"nli": proxy.tolist()}, **shared)
@@ -380,7 +380,7 @@ def test_a_file_that_is_no_proxy_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_the_command_takes_a_proxy_without_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_accepts_a_proxy_without_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, run, _ = write_texts(tmp_path, 40)
     output = tmp_path / "estimated"
     assert main(["estimate", run.directory, "--proxy", "words", "--output", str(output), "--json"]) == 0

@@ -210,7 +210,7 @@ def test_no_name_of_a_column_is_a_formula(tmp_path: Path) -> None:
     assert "=1+1" not in header
 
 
-def test_what_no_cell_can_hold_is_cut_or_replaced(tmp_path: Path) -> None:
+def test_text_that_no_cell_can_store_is_cut_or_replaced(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path / "run", 1, response="a\x00b" + "x" * 40_000))
     run.export("xlsx", tmp_path / "out.xlsx")
     text = str(load_workbook(tmp_path / "out.xlsx").worksheets[0]["C2"].value)
@@ -241,7 +241,7 @@ def test_measures_are_lines_of_sample_metric_and_score(tmp_path: Path, capsysbin
     assert err == b"untold: each line is qid, measure, value. Undefined values have no line\n"
 
 
-def test_measures_of_topics_are_lines_beside_their_scores(tmp_path: Path) -> None:
+def test_measures_of_topics_are_lines_next_to_their_scores(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 2)
     rows = [("s00000", "qa", "vital", 0.25), ("s00001", "e2e", "qa", 2.0), ("s00001", "qa", "vital", None)]
     write_table(
@@ -465,7 +465,7 @@ def test_the_parameters_and_metrics_of_mlflow(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_one_of_mlflow(tmp_path: Path) -> None:
+def test_a_run_becomes_a_run_of_mlflow(tmp_path: Path) -> None:
     """Test with MLflow itself in its own folder, with a database next to the folder."""
     library, folder = tmp_path / "library", write_run(tmp_path / "run")
     (folder / "report.html").write_text("<p>report</p>")

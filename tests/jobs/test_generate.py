@@ -75,7 +75,7 @@ def test_an_id_of_a_question_does_not_depend_on_its_answers_or_its_file(spark: S
     assert {tuple(one.samples.columns) for one, _ in found} == {("sample_id", "query", "contexts", "n")}
 
 
-def test_rows_that_are_no_questions_and_missing_columns_are_named(spark: SparkSession, tmp_path: Path) -> None:
+def test_invalid_questions_and_missing_columns_are_named(spark: SparkSession, tmp_path: Path) -> None:
     rows = [QUESTION, {**QUESTION, "query": " "}, {"query": "p", "contexts": 3}]
     path = write_lines(tmp_path / "a.jsonl", rows)
 
@@ -192,7 +192,7 @@ def load(folder: Path, text: str, *overrides: str, environ: Mapping[str, str] | 
     )
 
 
-def test_a_system_has_its_settings_over_those_of_the_run(tmp_path: Path) -> None:
+def test_settings_of_a_system_have_priority_over_the_run(tmp_path: Path) -> None:
     text = "b: {model: m2, temperature: null, extra_body: {reasoning_effort: high}}\na:\nc: {max_tokens: 9}"
     run = (*SERVER, "llm.extra_body.seed=1", "stages.generate_answer.temperature=0.5", "stages.generate_answer.model=s")
 
@@ -208,7 +208,7 @@ def test_a_system_has_its_settings_over_those_of_the_run(tmp_path: Path) -> None
     assert decoding["b"].extra_body == {"seed": 1, "reasoning_effort": "high"}
 
 
-def test_a_system_with_an_endpoint_has_nothing_of_the_runs(tmp_path: Path) -> None:
+def test_a_system_with_an_endpoint_ignores_the_endpoint_of_the_run(tmp_path: Path) -> None:
     run = (*SERVER, "llm.api_key_env=OWN_KEY", "llm.timeout_seconds=7", "llm.price_per_million_prompt_tokens=3")
 
     systems = load(tmp_path, "own: {}\nother: {endpoint: vllm, model: x}", *run)

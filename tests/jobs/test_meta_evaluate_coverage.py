@@ -142,7 +142,7 @@ def test_baselines_are_the_libraries_on_the_items_joined_by_newlines(study: Meta
 
 
 @pytest.mark.gate
-def test_measures_are_those_of_scipy_and_statsmodels(study: MetaEvaluationRequest) -> None:
+def test_measures_equal_scipy_and_statsmodels(study: MetaEvaluationRequest) -> None:
     table = open_run(study.output).table("meta_evaluation")
     assert table.schema.equals(META_EVALUATION)
     rows = table.to_pylist()

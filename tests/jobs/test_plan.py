@@ -82,7 +82,7 @@ def planned(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pl
         return Planned(rows, server.count(), files_in(folder) - before)
 
 
-def test_plan_gives_one_row_a_stage_with_the_promised_fields(planned: Planned) -> None:
+def test_a_plan_has_one_row_per_stage_with_the_documented_fields(planned: Planned) -> None:
     assert [(row["metric"], row["stage"]) for row in planned.rows] == [
         ("e2e", "summarise_context"),
         ("e2e", "evaluate_coverage"),
@@ -90,7 +90,7 @@ def test_plan_gives_one_row_a_stage_with_the_promised_fields(planned: Planned) -
     assert all(set(row) == KEYS for row in planned.rows)
 
 
-def test_plan_asks_nothing_and_writes_nothing(planned: Planned) -> None:
+def test_a_plan_sends_no_request_and_writes_no_file(planned: Planned) -> None:
     assert (planned.calls, planned.new_files) == (0, set())
 
 
@@ -108,7 +108,7 @@ def test_without_a_store_the_expected_counts_come_from_the_shipped_figures(plann
     assert 0 < judged["expected_completion_tokens"] < 9 * 200 < judged["completion_tokens"]
 
 
-def test_embedded_model_is_neither_put_together_nor_started(
+def test_the_embedded_model_is_neither_assembled_nor_started(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -164,7 +164,7 @@ def count(
 
 @pytest.mark.gate
 @pytest.mark.parametrize(("retry_failed", "reused"), [(False, 2), (True, 1)])
-def test_failures_are_counted_as_a_run_would_ask_them(
+def test_failures_are_counted_like_the_retries_of_a_run(
     spark: SparkSession, tmp_path: Path, retry_failed: bool, reused: int
 ) -> None:
     one = sample(0, "Fact A0.")
@@ -301,7 +301,7 @@ def second_run(
 
 @pytest.mark.gate
 @pytest.mark.parametrize("metric", STAGES_OF)
-def test_pairs_are_counted_before_any_is_asked(first_run: RunOfWorlds, metric: str) -> None:
+def test_pairs_are_counted_before_the_first_request(first_run: RunOfWorlds, metric: str) -> None:
     before = first_run.rows(metric)
     assert (first_run.calls_before, [row["stage"] for row in before]) == (0, STAGES_OF[metric])
     assert [row["exact"] for row in before] == [True, *[False] * (len(before) - 1)]
@@ -379,7 +379,7 @@ def test_the_completion_limit_is_the_limit_of_the_stage(llm: dict[str, Any], lim
     assert completion_limit(bind_stage("classify_relation", settings_for(**llm))) == limit
 
 
-def test_hours_are_those_of_the_tighter_limit() -> None:
+def test_hours_depend_on_the_tighter_limit() -> None:
     limits = LlmSettings(requests_per_minute=60.0, tokens_per_minute=1000.0)
     assert hours_of(limits, 7200, 60_000) == pytest.approx(2.0)
     assert hours_of(limits, 60, 120_000) == pytest.approx(2.0)

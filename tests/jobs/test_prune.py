@@ -148,7 +148,7 @@ def test_notes_that_cannot_be_read_end_it_before_anything_goes(store: Path) -> N
 
 
 @pytest.mark.parametrize("name", [f"v1/{STAGE}", "_uses"])
-def test_a_store_that_a_run_holds_is_left_alone(store: Path, name: str) -> None:
+def test_a_store_in_use_is_not_changed(store: Path, name: str) -> None:
     with (
         lock_folder(str(store / name), "a run", wait=False),
         pytest.raises(LockedError, match="in use by a run"),
@@ -181,7 +181,7 @@ def test_the_parts_of_a_merged_file_are_removed_with_it(tmp_path: Path) -> None:
 
 @pytest.mark.gate
 @pytest.mark.parametrize(("merged", "writes"), [(False, 11), (True, 3)], ids=["segments", "after a compaction"])
-def test_killed_before_any_change_it_loses_nothing_that_is_needed_and_doubles_nothing(
+def test_a_kill_before_any_change_keeps_each_needed_row_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merged: bool, writes: int
 ) -> None:
     needed, ended, changes = sorted(f"r{number}" for number in range(0, 12, 2)), False, 0

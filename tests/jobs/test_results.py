@@ -56,7 +56,7 @@ def test_batches_equal_a_scan(files: list[tuple[list[dict[str, object]], str]], 
 
 
 @given(FILES)
-def test_the_first_rows_are_those_of_the_sorted_table(files: list[tuple[list[dict[str, object]], str]]) -> None:
+def test_the_first_rows_equal_the_sorted_table(files: list[tuple[list[dict[str, object]], str]]) -> None:
     with TemporaryDirectory() as folder:
         rows, where = _written(folder, files), WHERE["valid"]
         order = [("score", "ascending"), ("name", "ascending")]

@@ -63,14 +63,14 @@ def test_a_mean_below_its_bar_is_reported_with_mean_bar_and_n() -> None:
 STAGE = {"evaluate_coverage": Stage("evaluate_coverage", ("query",), "model", "template")}
 
 
-def test_settings_that_change_no_result_leave_the_identity_alone() -> None:
+def test_settings_without_effect_on_results_do_not_change_the_identity() -> None:
     one = identify("input", ("e2e",), Settings(), STAGE)
     llm = Settings().llm.model_copy(update={"requests_per_minute": 5.0, "base_url": "http://other/v1", "actors": 3})
     two = identify("input", ("e2e",), Settings(llm=llm, fail_on_error={"share": 0.5}), STAGE)
     assert differences(one, two) == []
 
 
-def test_a_setting_that_an_older_output_does_not_know_had_its_default() -> None:
+def test_a_setting_missing_in_an_older_output_had_its_default() -> None:
     one = identify("input", ("e2e",), Settings(), STAGE)
     older = {**one, "results": {name: value for name, value in one["results"].items() if name != "graph"}}
     assert differences(one, older) == []

@@ -113,7 +113,7 @@ def picture_of(folder: Path, **options: Any) -> Path:
     return Path(picture)
 
 
-def test_what_is_missing_comes_first_with_the_basis_marked(
+def test_missing_statements_come_first_with_the_basis_marked(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_run(**NLI)
@@ -229,7 +229,7 @@ def test_the_same_sample_gives_the_same_picture(make_run: MakeRun) -> None:
     assert picture_of(folder).read_bytes() == picture_of(folder).read_bytes()
 
 
-def test_other_texts_of_a_statement_stand_below_it(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_texts_of_a_statement_are_below_it(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     statements = [statement(3, members=["Statement 3.", "The third."], sources=["1", "2"])]
     show(ShowRequest(str(make_run(scores=[score()], statements=statements)), "one"))
     lines = lines_of(capsys)
@@ -272,7 +272,7 @@ def test_every_metric_is_shown_unless_one_is_named(make_run: MakeRun, capsys: py
         ),
     ],
 )
-def test_the_score_stands_with_its_bounds_and_status(
+def test_the_score_is_shown_with_its_bounds_and_status(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str], row: dict[str, Any], line: str
 ) -> None:
     assert show(ShowRequest(str(make_run(scores=[row])), "one")) == []
@@ -339,7 +339,7 @@ def error_of(request: ShowRequest) -> str:
     return str(raised.value)
 
 
-def test_an_unknown_sample_names_those_that_are_near(make_run: MakeRun) -> None:
+def test_an_unknown_sample_names_similar_ids(make_run: MakeRun) -> None:
     folder = make_run(scores=[score(f"query-{number:05}-a") for number in range(20_000)])
     assert "did you mean 'query-00012-a'" in error_of(ShowRequest(str(folder), "query-00012"))
     assert "did you mean 'query-00012-a'" in error_of(ShowRequest(str(folder), "QUERY-00012-A"))
@@ -356,7 +356,7 @@ def test_an_unknown_sample_is_one_line_for_any_ids(make_run: MakeRun) -> None:
         assert len(told) < 500
 
 
-def test_an_unknown_metric_names_those_there_are(make_run: MakeRun) -> None:
+def test_an_unknown_metric_names_the_existing_metrics(make_run: MakeRun) -> None:
     assert "the sample was scored by nli" in error_of(ShowRequest(str(make_run(**NLI)), "one", metric="qa"))
 
 

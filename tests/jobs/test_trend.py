@@ -138,7 +138,7 @@ def test_outputs_that_have_no_part_are_named(nights: Path, tmp_path: Path, trend
     ]
 
 
-def test_no_date_is_an_error_and_one_is_a_line(nights: Path, tmp_path: Path, trend: Callable[..., Ended]) -> None:
+def test_no_date_is_an_error_and_one_date_is_a_line(nights: Path, tmp_path: Path, trend: Callable[..., Ended]) -> None:
     code, out, err = trend(tmp_path / "nowhere")
     assert (code, out) == (1, "")
     assert err.splitlines()[-1].endswith(

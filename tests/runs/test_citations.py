@@ -66,7 +66,7 @@ def expected_of(judge: JudgedCitations | None = None) -> Mapping[str, ExpectedCi
     }
 
 
-def test_all_tables_are_those_of_brute_force(job: WorldJob) -> None:
+def test_all_tables_equal_brute_force(job: WorldJob) -> None:
     assert job.ended.code == 0, job.ended.err
     assert not read_table(job.output, "failures")
     assert_concluded(job.output, expected_of(), "f1")

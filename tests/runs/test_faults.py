@@ -239,7 +239,9 @@ def test_a_run_with_only_failures_reports_the_reason_each_time(
 
 
 @pytest.mark.slow
-def test_many_requests_that_always_fail_are_no_outage(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
+def test_many_requests_that_always_fail_are_not_an_outage(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
     server.configure(rules=[{"when": {"share": 0.3}, "do": {"status": 500}}])
     path, output = write_samples(tmp_path / "samples.jsonl", make_samples(100)), tmp_path / "out"
     settings = {"summarise_contexts": "false", "llm.outage_minutes": 0.2}

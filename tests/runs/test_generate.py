@@ -197,7 +197,7 @@ def check_usage(output: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_continues_and_a_finished_one_is_left_alone(
+def test_a_killed_run_continues_and_a_finished_run_does_not_change(
     generate: Callable[..., Ended], server: ModelServer, tmp_path: Path
 ) -> None:
     server.configure(rules=[TERSE], latency=0.5)

@@ -108,7 +108,7 @@ def exactly(*values: float | None) -> tuple[tuple[float | None, ...], ...]:
     return tuple((value, value, value) for value in values)
 
 
-def test_scores_measures_and_statuses_are_those_of_the_definition(job: Path) -> None:
+def test_scores_measures_and_statuses_equal_the_definition(job: Path) -> None:
     scores, measures = scores_of(job / "out"), measures_of(job / "out")
     third = 1 / 3
     # s_fact, s_coverage, icat, claims
@@ -138,7 +138,7 @@ def test_scores_measures_and_statuses_are_those_of_the_definition(job: Path) -> 
     assert counts["unread"] == (None, None, None, None)
 
 
-def test_claims_have_verdicts_and_equal_ones_are_one(job: Path) -> None:
+def test_claims_have_verdicts_and_equal_claims_are_merged(job: Path) -> None:
     found = verdicts_of(job / "out")
     assert found["whole"] == [(HOME, "supported"), (FLEET, "contradicted"), (TASTE, "not_supported")]
     assert found["partial"] == [(BROKEN, None), (HOME, "supported")]
@@ -211,7 +211,7 @@ def test_measures_are_summed_up_by_system(job: Path) -> None:
 
 
 @pytest.mark.slow
-def test_early_stop_changes_evidence_alone(run_here: RunHere, world: ModelServer, job: Path) -> None:
+def test_early_stop_changes_only_the_evidence(run_here: RunHere, world: ModelServer, job: Path) -> None:
     before = world.count("classify_relation")
     settings = {**SETTINGS, **embedder(world), "completion_store": job / "store", "icat.early_stop": "false"}
     ended = run_here(world, job / "samples.jsonl", job / "whole", *ICAT, settings=settings)

@@ -35,7 +35,7 @@ def test_a_repeated_run_equals_brute_force(whole: Whole) -> None:
 
 
 @pytest.mark.parametrize("stages", [STAGES[3:4], STAGES], ids=["one stage", "every stage"])
-def test_a_run_killed_in_its_stages_asks_nothing_that_is_stored(
+def test_a_run_killed_in_its_stages_sends_no_stored_request(
     run_here: RunHere, whole: Whole, tmp_path: Path, stages: tuple[str, ...]
 ) -> None:
     kill_in_stages(run_here, whole, tmp_path / "out", stages)

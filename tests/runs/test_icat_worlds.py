@@ -131,7 +131,7 @@ def test_contexts(worlds: Worlds) -> None:
 
 
 @pytest.mark.slow
-def test_contexts_once_more_ask_nothing(worlds: Worlds) -> None:
+def test_repeated_contexts_need_no_request(worlds: Worlds) -> None:
     first = worlds.job("contexts")
     worlds.server.reset()
     again = worlds.job("contexts-again", **{"spark.conf.spark.sql.shuffle.partitions": 7})

@@ -60,19 +60,19 @@ def test_it_ends_well(job: ImportanceJob) -> None:
     assert not read_table(job.output, "failures")
 
 
-def test_scores_are_those_of_brute_force(job: ImportanceJob) -> None:
+def test_scores_equal_brute_force(job: ImportanceJob) -> None:
     assert_scores(job.output, job.expected)
 
 
-def test_measures_are_those_of_brute_force(job: ImportanceJob) -> None:
+def test_measures_equal_brute_force(job: ImportanceJob) -> None:
     assert_measures(job.output, job.expected)
 
 
-def test_facts_are_those_of_brute_force(job: ImportanceJob) -> None:
+def test_facts_equal_brute_force(job: ImportanceJob) -> None:
     assert_facts(job.output, job.expected)
 
 
-def test_claims_are_those_of_brute_force(job: ImportanceJob) -> None:
+def test_claims_equal_brute_force(job: ImportanceJob) -> None:
     assert_claims(job.output, job.expected)
 
 

@@ -166,7 +166,7 @@ def test_the_web(worlds: Worlds) -> None:
     assert_concluded(output, expect(samples, of_the_web, replace(NOISY, source="web")))
 
 
-def test_once_more_asks_nothing(worlds: Worlds) -> None:
+def test_a_repeated_run_sends_no_request(worlds: Worlds) -> None:
     settings = {"importance.evidence_chunks": 1}
     first, _ = worlds.job("first", 2, **settings)
     worlds.server.reset()

@@ -52,9 +52,7 @@ def test_a_repeated_run_equals_brute_force(whole: Whole) -> None:
     assert {one.status for one in expected.values()} == {"ok", "no_statements"}
 
 
-def test_a_run_killed_in_every_stage_asks_nothing_that_is_stored(
-    run_here: RunHere, whole: Whole, tmp_path: Path
-) -> None:
+def test_a_run_killed_in_every_stage_sends_no_stored_request(run_here: RunHere, whole: Whole, tmp_path: Path) -> None:
     kill_in_stages(run_here, whole, tmp_path / "out", MOMENTS)
     assert_same_tables(tmp_path / "out", whole.output, (*TABLES, "failures", "summary", "measures_summary"))
 

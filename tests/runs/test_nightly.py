@@ -288,7 +288,7 @@ def test_a_sentinel_is_judged_again_each_night(run_here: RunHere, nights: Nights
 
 
 @pytest.mark.slow
-def test_a_sentinel_is_asked_once_a_night_and_within_its_budget(nights: Nights) -> None:
+def test_a_sentinel_is_sent_once_per_night_and_within_its_budget(nights: Nights) -> None:
     samples, fixed = make_samples(12), make_samples(4)
     given = {"nightly.sentinel": write_samples(nights.folder / "fixed.jsonl", fixed)}
     for number in (17, 18):

@@ -90,7 +90,7 @@ def relations_of(output: Path) -> dict[str, dict[tuple[str, str], str | None]]:
     }
 
 
-def test_scores_and_statuses_are_those_of_brute_force(job: NliJob) -> None:
+def test_scores_and_statuses_equal_brute_force(job: NliJob) -> None:
     assert job.ended.code == 0, job.ended.err
     found = {name: figures_of(row) for name, row in scores_of(job.output).items()}
     assert found == {name: figures(one) for name, one in job.expected.items()}
@@ -105,11 +105,11 @@ def test_the_worlds_contain_all_cases(job: NliJob) -> None:
     assert sum(one.status == "no_statements" for one in job.expected.values()) > 5
 
 
-def test_statements_coverage_basis_sources_and_members_are_those_of_brute_force(job: NliJob) -> None:
+def test_statements_coverage_basis_sources_and_members_equal_brute_force(job: NliJob) -> None:
     assert statements_of(job.output) == expected_statements(job.expected)
 
 
-def test_conflicts_and_their_measures_are_those_of_brute_force(job: NliJob) -> None:
+def test_conflicts_and_their_measures_equal_brute_force(job: NliJob) -> None:
     assert_conflicts(job.output, job.expected)
     coverage = Counter(row["coverage"] for row in read_table(job.output, "conflicts"))
     assert min(coverage[name] for name in ("both", "first", "second", "neither")) > 20
@@ -120,13 +120,13 @@ def test_conflicts_and_their_measures_are_those_of_brute_force(job: NliJob) -> N
     assert rows["conflict_coverage", job.samples[0]["system"]]["ci_low"] is not None
 
 
-def test_sources_that_are_followed_in_conflicts_are_those_of_brute_force(job: NliJob) -> None:
+def test_sources_followed_in_conflicts_equal_brute_force(job: NliJob) -> None:
     assert_leaning(job.output, job.samples, job.expected)
     (title,) = [line for line in job.ended.out.splitlines() if line.startswith("sources followed")]
     assert job.ended.out.partition(title)[2].split()[:4] == ["metric", "system", "by", "source"]
 
 
-def test_atoms_are_those_of_brute_force(job: NliJob) -> None:
+def test_atoms_equal_brute_force(job: NliJob) -> None:
     found = {
         name: sorted((row["text"], row["origin"], sorted(row["sources"])) for row in rows if row["kept"])
         for name, rows in rows_by_sample(job.output, "atoms").items()
@@ -147,12 +147,12 @@ def test_relations_are_complete_contradictions_included(job: NliJob) -> None:
     assert {"entailment", "contradiction", "neutral"} == {r for pairs in found.values() for r in pairs.values()}
 
 
-def test_every_distinct_request_is_asked_once(job: NliJob) -> None:
+def test_every_distinct_request_is_sent_once(job: NliJob) -> None:
     assert job.asked == count_requests(job.samples, job.options)
     assert job.server.count() == sum(job.asked.values()) == sum_usage(job.output, "requests")
 
 
-def test_pairs_of_contexts_are_asked_once_for_all_responses(job: NliJob) -> None:
+def test_pairs_of_contexts_are_sent_once_for_all_responses(job: NliJob) -> None:
     alone = sum(count_requests([sample], job.options)[PAIRS] for sample in job.samples)
     assert job.asked[PAIRS] < 0.75 * alone
 
@@ -256,7 +256,7 @@ def test_lists_of_a_killed_run_are_not_paid_for_twice(run_here: RunHere, job: Nl
 
 
 @pytest.mark.slow
-def test_lists_that_fail_are_asked_pair_by_pair_and_bounds_count_the_rest(
+def test_failed_lists_are_sent_pair_by_pair_and_bounds_count_the_rest(
     run_here: RunHere, job: NliJob, tmp_path: Path
 ) -> None:
     samples = job.samples[:60]
@@ -536,7 +536,7 @@ def test_a_failed_extraction_fails_the_sample_and_no_other(run_here: RunHere, jo
     assert_failed_alone(tmp_path / "out", victim, job.expected)
 
 
-def test_alternatives_are_stored_for_ratings_and_nothing_else(job: NliJob) -> None:
+def test_alternatives_are_stored_for_ratings_only(job: NliJob) -> None:
     store = job.output / "completions" / "v1"
     stored = {
         folder.name.split("-")[0]: pq.read_table(folder)["alternatives"].to_pylist() for folder in store.iterdir()

@@ -44,7 +44,7 @@ def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield ran
 
 
-def test_all_tables_are_those_of_brute_force(job: WorldJob) -> None:
+def test_all_tables_equal_brute_force(job: WorldJob) -> None:
     assert job.ended.code == 0, job.ended.err
     assert not read_table(job.output, "failures")
     assert_concluded(job.output, expected_of(job))
@@ -90,7 +90,7 @@ def test_vital_measures_without_vital_nuggets_count_as_0_in_mean_zero(job: World
     assert rows["all"]["mean_zero"] is None
 
 
-def test_every_distinct_request_is_asked_once(job: WorldJob) -> None:
+def test_every_distinct_request_is_sent_once(job: WorldJob) -> None:
     """Responses to one query share nuggets and ratings. A nugget without a label is sent in a list and then singly."""
     asked = set()
 

@@ -43,7 +43,7 @@ def share(statements: list[Row], weights: list[float]) -> float | None:
     return sum(w for one, w in zip(statements, weights, strict=True) if one["covered"]) / whole if whole else None
 
 
-def test_weights_of_sources_are_those_of_the_setting(job: WorldJob) -> None:
+def test_weights_of_sources_equal_the_setting(job: WorldJob) -> None:
     assert job.ended.code == 0, job.ended.err
     kinds = {
         row["sample_id"]: {one["id"]: one["kind"] for one in row["contexts"]}

@@ -34,7 +34,7 @@ def silent() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", ["dbfs:/mnt/out", "x:/out", "hdfs:/out", "ftp://host/out", "https://host/a.jsonl"])
-def test_a_scheme_that_is_not_known_is_no_local_folder(path: str) -> None:
+def test_an_unknown_scheme_is_not_a_local_folder(path: str) -> None:
     assert str(complaint_of(path)).startswith(
         f"{path} has the unknown scheme {path.partition(':')[0]}. Give a local path"
     )
@@ -84,7 +84,7 @@ def test_an_address_without_a_server_is_an_immediate_error(monkeypatch: pytest.M
         StoragePath("s3://bucket/out").entry()
 
 
-def test_a_store_that_asks_to_slow_down_gets_and_gives_every_byte(object_store: ObjectStore) -> None:
+def test_a_slow_store_receives_and_returns_every_byte(object_store: ObjectStore) -> None:
     place = StoragePath(f"s3://{BUCKET}/one")
     faults = chain.from_iterable(repeat([Fault(refused=True), Fault(refused=True), None]))
     object_store.fault = lambda method, key: next(faults) if key == "one" else None
@@ -95,7 +95,7 @@ def test_a_store_that_asks_to_slow_down_gets_and_gives_every_byte(object_store: 
     assert [request.status for request in object_store.requests].count(503) >= 4
 
 
-def test_an_answer_that_is_cut_is_asked_for_again(object_store: ObjectStore) -> None:
+def test_a_truncated_response_is_requested_again(object_store: ObjectStore) -> None:
     place = StoragePath(f"s3://{BUCKET}/one")
     place.write_bytes(b"content" * 1000)
     faults = iter([Fault(cut=True), None, Fault(cut=True)])
@@ -105,7 +105,7 @@ def test_an_answer_that_is_cut_is_asked_for_again(object_store: ObjectStore) -> 
         assert file.read() == b"content" * 1000
 
 
-def test_a_listing_that_breaks_off_at_the_first_look_is_asked_for_again(object_store: ObjectStore) -> None:
+def test_a_listing_that_breaks_off_is_requested_again(object_store: ObjectStore) -> None:
     faults = iter([Fault(cut=True)] * 3)
     object_store.fault = lambda method, key: next(faults, None) if not key else None
     place = StoragePath(f"s3://{BUCKET}/one")
@@ -158,7 +158,7 @@ def test_hdfs_that_does_not_answer_is_named_after_the_deadline(monkeypatch: pyte
         StoragePath("hdfs://host/out").entry()
 
 
-def test_a_large_object_that_breaks_off_leaves_nothing(object_store: ObjectStore) -> None:
+def test_an_interrupted_large_object_leaves_no_file(object_store: ObjectStore) -> None:
     class Broken(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
             if self.tell() >= 2 * PART_BYTES:

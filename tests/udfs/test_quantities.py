@@ -206,12 +206,12 @@ def test_readings_that_disagree_are_ambiguous(first: str, second: str) -> None:
     assert compare_quantities(first, second) == compare_quantities(second, first) == told
 
 
-def test_an_answer_without_a_reason_is_the_outcome_alone() -> None:
+def test_an_answer_without_a_reason_is_only_the_outcome() -> None:
     assert json.loads(compare_quantities("5 km", "5 km").to_json()) == {"outcome": "equal"}
 
 
 @pytest.mark.parametrize("text", NOT_PLAIN)
-def test_what_is_no_plain_quantity_compares_with_nothing(text: str) -> None:
+def test_other_text_is_not_comparable_with_a_quantity(text: str) -> None:
     assert not is_plain_quantity(text)
     assert compare_quantities(text, "5 km").outcome == "incomparable"
     assert compare_quantities(text, text).outcome == "incomparable"

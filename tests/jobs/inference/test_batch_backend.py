@@ -51,7 +51,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=str,
 )
-def test_rows_of_batches_are_those_of_calls(server: ModelServer, tmp_path: Path, rules: list[Row]) -> None:
+def test_rows_of_batches_equal_the_rows_of_calls(server: ModelServer, tmp_path: Path, rules: list[Row]) -> None:
     """The model calls a tool, and its next turn is in the next batch."""
     variables = [{"question": QUESTION, "first": first, "second": FAR} for first in (FAR_TOO, NEAR)]
     asked = [(f"r{number}", one) for number, one in enumerate(variables)]

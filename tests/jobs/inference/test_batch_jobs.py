@@ -137,7 +137,7 @@ def test_a_creation_that_was_refused_need_not_settle(root: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["upload", "create", "look"])
-def test_an_endpoint_is_left_alone_for_as_long_as_it_asks(root: Path, what: str) -> None:
+def test_an_endpoint_gets_no_calls_during_its_pause(root: Path, what: str) -> None:
     times: list[float] = []
 
     class Busy(Api):
@@ -177,7 +177,7 @@ def test_uploads_that_hang_neither_end_a_run_nor_are_doubled(server: ModelServer
     assert len(set(ids)) == 3
 
 
-def test_files_stay_where_that_is_asked_for_and_a_failure_to_remove_one_is_a_line(root: Path) -> None:
+def test_files_are_kept_on_request_and_a_failed_removal_is_one_line(root: Path) -> None:
     class Keeping(Api):
         def remove(self, file: str) -> None:
             raise BatchError(read_status(403, b"{}", {}))
@@ -283,7 +283,7 @@ def test_rows_of_errors_and_filters_are_their_rows_failures(root: Path) -> None:
     assert (used.done, used.failed, used.rate_limited) == (ROWS, 4, 2)
 
 
-def test_rows_that_fail_because_credit_ran_out_are_refused_and_asked_again_later(root: Path) -> None:
+def test_rows_that_fail_without_credit_are_refused_and_sent_again_later(root: Path) -> None:
     empty = (429, {"error": {"code": "insufficient_quota", "message": "no credit"}})
     endpoint = Endpoint(said={f"Text number {number}.": lambda _: empty for number in range(2, ROWS)})
     job, fake = left_job(root), FakeBatches(endpoint)
@@ -329,7 +329,7 @@ def test_a_queue_that_others_fill_is_waited_for_and_grows_again(root: Path) -> N
     assert len(fake.made) < 5 + ROWS
 
 
-def test_a_job_gives_way_to_the_batches_of_another(root: Path) -> None:
+def test_a_job_waits_for_the_batches_of_another(root: Path) -> None:
     job = left_job(root)
     other = Batch("000001", (), requests=5, tokens=90, most=120, id="batch_9")
     watch = Watch(lambda: None, lambda _: None, lambda _: None)
@@ -342,7 +342,7 @@ def test_a_job_gives_way_to_the_batches_of_another(root: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [403, 404, 410])
-def test_results_that_are_gone_are_asked_again(root: Path, status: int) -> None:
+def test_missing_results_are_requested_again(root: Path, status: int) -> None:
     class Gone(Api):
         def lines(self, file: str) -> Iterable[bytes]:
             if file == "output-batch_1":
@@ -392,7 +392,7 @@ def test_a_line_that_never_comes_fails_its_row(root: Path) -> None:
 
 
 @pytest.mark.parametrize("response", [None, {}, {"status_code": 0, "body": {}}])
-def test_a_line_that_was_not_asked_is_known_by_its_error(root: Path, response: Any) -> None:
+def test_an_unsent_line_is_identified_by_its_error(root: Path, response: Any) -> None:
     class Expired(Api):
         def lines(self, file: str) -> Iterable[bytes]:
             found = super().lines(file)
@@ -424,7 +424,7 @@ def test_an_outage_counts_from_its_first_fault(root: Path, monkeypatch: pytest.M
         assert deliver(job, api, HOW.model_copy(update={"requests": ROWS})).reason == reason
 
 
-def test_limits_that_were_lowered_are_no_spent_budget(root: Path) -> None:
+def test_lowered_limits_are_not_a_spent_budget(root: Path) -> None:
     job, endpoint = left_job(root), Endpoint()
     fake = FakeBatches(endpoint)
     with pytest.raises(KilledError):
@@ -548,7 +548,7 @@ def test_requests_in_flight_count_against_the_budget(root: Path) -> None:
     assert is_whole(job)
 
 
-def test_an_unreadable_completion_is_asked_again_in_words_and_kept_as_it_came(root: Path) -> None:
+def test_an_unparsable_completion_is_retried_with_words_and_stored_unchanged(root: Path) -> None:
     """The row contains the number of calls and the tokens of all calls after the first, as in a run with calls."""
 
     def late(number: int) -> tuple[int, Any]:

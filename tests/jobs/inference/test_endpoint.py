@@ -36,7 +36,7 @@ def test_an_error_about_the_key_names_the_setting(error: str, variable: str | No
     assert part in said
 
 
-def test_another_refusal_is_left_as_it_is() -> None:
+def test_another_refusal_is_not_changed() -> None:
     assert explain_refusal("HTTP 404 (model_not_found)", [LlmSettings()]) == "HTTP 404 (model_not_found)"
 
 
@@ -59,7 +59,7 @@ def test_certificates_that_cannot_be_used_are_named_with_their_variable(
     assert str(raised.value) == f"SSL_CERT_FILE names {path}, which {reason}; correct the path, or unset SSL_CERT_FILE"
 
 
-def test_a_folder_of_certificates_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_folder_of_certificates_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
     with pytest.raises(EnvironmentVariableError, match=r"SSL_CERT_DIR names .*, which is not a folder"):
         check_network([REMOTE])

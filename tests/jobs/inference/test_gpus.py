@@ -105,7 +105,7 @@ def test_more_gpus_than_there_are_end_the_job_at_once(one_gpu: None, tmp_path: P
         answer(job_of(tmp_path, 2.0))
 
 
-def test_an_onnxruntime_without_cuda_is_named_and_no_processor_stands_in(one_gpu: None, tmp_path: Path) -> None:
+def test_an_onnxruntime_without_cuda_is_an_error_without_a_fallback(one_gpu: None, tmp_path: Path) -> None:
     with pytest.raises(RayError) as raised:
         answer(job_of(tmp_path, 1.0))
     assert explain(raised.value) == (

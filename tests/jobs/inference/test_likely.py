@@ -66,7 +66,7 @@ def test_means_cover_the_successful_and_readable_completions(spark: SparkSession
 
 
 @pytest.mark.parametrize(("models", "tokens"), [(("other",), 7.0), (("other", "m"), 3.0)])
-def test_a_stage_of_another_model_stands_in_for_one_of_which_nothing_is_known(
+def test_an_unknown_model_has_the_figures_of_another_model(
     spark: SparkSession, tmp_path: Path, models: tuple[str, ...], tokens: float
 ) -> None:
     for model in models:

@@ -137,7 +137,7 @@ def test_a_changed_file_is_read_again_even_with_its_old_size_and_time(tmp_path: 
     assert sha256_of(path) == hashlib.sha256(b"GGUF2").hexdigest()
 
 
-def test_a_broken_record_is_no_obstacle(tmp_path: Path, cache: Path) -> None:
+def test_a_broken_record_is_not_an_obstacle(tmp_path: Path, cache: Path) -> None:
     path = written(tmp_path / "model.gguf", b"GGUF")
     expected = sha256_of(path)
     (record,) = (cache / "digests").iterdir()

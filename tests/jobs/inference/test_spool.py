@@ -83,7 +83,7 @@ def test_a_closed_job_keeps_its_answers_and_is_open_no_more(tmp_path: Path) -> N
     assert not Path(job.requests).exists()
 
 
-def test_two_workers_are_never_at_one_job(tmp_path: Path) -> None:
+def test_two_workers_never_have_the_same_job(tmp_path: Path) -> None:
     job = spooled(tmp_path)
     with job.locked("worker1", wait=False) as is_lost:
         assert not is_lost()
@@ -99,7 +99,7 @@ def test_an_invalid_job_is_an_error_with_a_remedy(tmp_path: Path, content: str) 
         job.read()
 
 
-def test_a_folder_that_is_no_spool_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_spool_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpoolError, match="is not a spool, because it has no folder jobs"):
         open_spool(str(tmp_path))
 

@@ -40,7 +40,7 @@ def best(spark: SparkSession, folder: Path) -> dict[str, tuple[str | None, str |
     return {one["request_id"]: (one["text_of_completion"], one["error_type"]) for one in rows}
 
 
-def test_a_stage_has_a_folder_of_its_own() -> None:
+def test_a_stage_has_its_own_folder() -> None:
     stage = Stage("s", (), "m", "t")
     assert stage_folder("/store/", stage) == stage_folder("/store", stage) == f"/store/v1/s-{stage.digest}"
 
@@ -61,7 +61,7 @@ EXPECTED = {
 }
 
 
-def test_of_several_rows_one_is_read(spark: SparkSession, tmp_path: Path) -> None:
+def test_one_of_several_rows_is_read(spark: SparkSession, tmp_path: Path) -> None:
     rows = [{**one, "request_id": name} for name, given in RULES.items() for one in given]
     write(tmp_path, "run-a-1.parquet", rows)
     assert best(spark, tmp_path) == EXPECTED
@@ -74,7 +74,7 @@ def test_neither_the_order_of_rows_nor_of_files_decides(spark: SparkSession, tmp
     assert best(spark, tmp_path) == EXPECTED
 
 
-def test_equal_times_are_decided_by_content_alone(spark: SparkSession, tmp_path: Path) -> None:
+def test_equal_times_are_decided_by_content_only(spark: SparkSession, tmp_path: Path) -> None:
     texts = ["one", "two", "three"]
     chosen = set()
     for number, order in enumerate(itertools.permutations(texts)):

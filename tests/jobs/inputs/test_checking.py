@@ -83,7 +83,7 @@ def test_columns_are_checked_under_our_names_in_every_format(tmp_path: Path, wri
         ("absent.csv", None, "does not exist"),
     ],
 )
-def test_a_file_of_no_use_is_one_line(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+def test_an_unusable_file_is_one_line(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
 
@@ -244,7 +244,7 @@ def test_wrong_columns_are_reported_without_java(tmp_path: Path) -> None:
     assert "Java" not in ended.stderr
 
 
-def test_files_are_inspected_where_there_is_no_java(tmp_path: Path) -> None:
+def test_files_are_inspected_without_java(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "in.jsonl", [ROW])
     ended = subprocess.run(
         [sys.executable, "-m", "untold", "inspect", path],

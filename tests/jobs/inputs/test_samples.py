@@ -299,7 +299,7 @@ def test_parquet_types_are_carried(spark: SparkSession, tmp_path: Path) -> None:
     assert (row["map"], row["big"], row["pair"]) == ({"k": 1}, str(2**64 - 1), '{"A":2,"a":1}')
 
 
-def test_the_fingerprint_is_of_the_content_alone(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_fingerprint_depends_only_on_the_content(spark: SparkSession, tmp_path: Path) -> None:
     rows = [{**ROW, "query": text} for text in HOSTILE if text.strip()]
 
     samples = read_samples(spark, write_lines(tmp_path / "a.jsonl", rows)).samples

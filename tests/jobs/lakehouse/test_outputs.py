@@ -72,7 +72,7 @@ def row(name: str, score: float | None, **more: Any) -> dict[str, Any]:
     return {"sample_id": name, "score": score, "sources": ["1"], **more}
 
 
-def test_rows_of_a_date_take_the_place_of_those_of_that_date_alone(lake: Opened) -> None:
+def test_rows_of_a_date_only_replace_rows_of_that_date(lake: Opened) -> None:
     first, second = map(lake, DAYS)
     first.replace("scores", write(first, "r0", []))
     assert read(first) == []

@@ -112,7 +112,7 @@ def test_a_pair_without_a_label_in_a_single_request_is_unjudged(spark: SparkSess
     ]
 
 
-def test_missing_hypotheses_are_asked_in_a_list_and_then_alone(spark: SparkSession) -> None:
+def test_missing_hypotheses_are_sent_in_a_list_and_then_singly(spark: SparkSession) -> None:
     def says(premise: str, hypotheses: Sequence[str], judge: str) -> list[str]:
         return relation_lines(premise, hypotheses, judge)[: 1 if len(hypotheses) > 1 else None]
 
@@ -124,7 +124,7 @@ def test_missing_hypotheses_are_asked_in_a_list_and_then_alone(spark: SparkSessi
 
 
 @pytest.mark.parametrize(("error_type", "again"), [("truncated", True), ("http_400", True), ("timeout", False)])
-def test_a_list_that_failed_for_good_is_asked_alone(spark: SparkSession, error_type: str, again: bool) -> None:
+def test_a_list_that_failed_for_good_is_sent_in_single_pairs(spark: SparkSession, error_type: str, again: bool) -> None:
     atoms = [atoms_of("s", ["Ada", "Bo"], ["Di"])]
     tools = ScriptedTools(
         spark,

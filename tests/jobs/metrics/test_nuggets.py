@@ -176,7 +176,7 @@ def test_a_sample_by_hand(run: Run) -> None:
 
 
 @pytest.mark.gate
-def test_windows_are_asked_in_order_each_with_the_nuggets_so_far(run: Run) -> None:
+def test_windows_are_sent_in_order_with_the_earlier_nuggets(run: Run) -> None:
     asked = [row for row in run.tools.asked["create_nuggets"] if row["query"] == "q Ada"]
     assert [(row["texts"], row["nuggets"]) for row in asked] == [
         (["Ada sails. Ada reads."], []),
@@ -246,14 +246,14 @@ def test_given_nuggets_without_an_importance_are_rated(run: Run) -> None:
 
 
 @pytest.mark.gate
-def test_without_nuggets_or_vital_ones_the_score_is_undefined(run: Run) -> None:
+def test_without_vital_nuggets_the_score_is_undefined(run: Run) -> None:
     assert run.outcome("Bare") == run.outcome("Mute") == ("no_statements", (0, 0, 0), None, (None, None))
     assert run.outcome("Okay") == ("no_statements", (0, 1, 0), None, (None, None))
     assert (run.measures("Okay")["vital"], run.measures("Okay")["all"]) == (None, 0.0)
 
 
 @pytest.mark.gate
-def test_a_blank_response_supports_nothing_unasked(run: Run) -> None:
+def test_a_blank_response_supports_nothing_without_a_request(run: Run) -> None:
     assert run.outcome("Blank") == ("ok", (0, 4, 0), 0.0, (0.0, 0.0))
     assert "assign_nuggets" not in run.asked("Blank")
 

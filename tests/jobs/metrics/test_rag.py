@@ -195,7 +195,7 @@ def test_the_shown_faults_equal_the_measures(
 
 
 @pytest.mark.gate
-def test_equal_requests_are_asked_once_and_open_ones_alone(
+def test_equal_requests_are_sent_once_and_open_requests_singly(
     job: tuple[Tables, ScriptedTools], expected: Mapping[str, Checked]
 ) -> None:
     asked = job[1].asked["check_claims"]
@@ -258,7 +258,7 @@ def test_a_sample_whose_claims_are_missing_is_not_checked(brought: tuple[Tables,
 
 
 @pytest.mark.gate
-def test_claims_and_relations_that_are_given_are_not_asked(brought: tuple[Tables, ScriptedTools]) -> None:
+def test_given_claims_and_relations_are_not_requested(brought: tuple[Tables, ScriptedTools]) -> None:
     tables, tools = brought
     asked = {row["premise"] for row in tools.asked["check_claims"]}
     assert asked == {f"{text} of {name}" for name, texts in ASKED.items() for text in texts}

@@ -143,7 +143,7 @@ def test_equal_responses_share_their_requests(run: Run) -> None:
     assert run.outcome("again") == run.outcome("good")
 
 
-def test_hostile_criteria_stay_texts(run: Run) -> None:
+def test_hostile_criteria_remain_texts(run: Run) -> None:
     assert [text for (text,) in run.criteria("hostile", "text")] == HOSTILE
     assert run.outcome("hostile")[:3] == ("ok", (5, 0, 0), 1.0)
     shown = [text for row in run.tools.asked[STAGE] for text in row["criteria"] if text in HOSTILE]

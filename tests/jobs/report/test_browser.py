@@ -189,7 +189,7 @@ def test_the_table_filters(opened: Reader, label: str, value: str, left: list[st
     assert len(opened.rows()) == 6
 
 
-def test_an_answer_is_opened_read_and_left_by_keyboard(opened: Reader) -> None:
+def test_an_answer_is_opened_read_and_closed_by_keyboard(opened: Reader) -> None:
     opened.open_answer("s1", "e2e")
     assert opened.texts("#opened-title") == ["How high is it?"]
     assert opened.texts("dialog h3")[:3] == ["Response", "Missing: 1", "Covered: 1"]
@@ -268,7 +268,7 @@ def test_everyone_can_read_it(reader: Reader, page: Path, width: int, dark: bool
     assert reader.run("return document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_it_prints_the_page_and_an_opened_answer_alone(opened: Reader) -> None:
+def test_it_prints_the_page_or_only_the_opened_answer(opened: Reader) -> None:
     opened.emulate("print")
     assert not opened.find("nav").is_displayed()
     assert opened.find("#systems").is_displayed()
@@ -280,7 +280,7 @@ def test_it_prints_the_page_and_an_opened_answer_alone(opened: Reader) -> None:
     assert b64decode(opened.devtools("Page.printToPDF")["data"]).startswith(b"%PDF")
 
 
-def test_nothing_is_asked_of_a_network_and_no_error_is_logged(opened: Reader) -> None:
+def test_no_network_request_is_sent_and_no_error_is_logged(opened: Reader) -> None:
     opened.open_answer("s1", "nli")
     assert opened.run("return performance.getEntriesByType('resource').length") == 0
     assert opened.errors() == []

@@ -79,7 +79,7 @@ def text_of(page: str) -> str:
     return Words(page).text
 
 
-def test_miss_rates_of_audits_stand_in_the_page(tmp_path: Path) -> None:
+def test_miss_rates_of_audits_are_in_the_page(tmp_path: Path) -> None:
     row = {"metric": "e2e", "level": "overall", "system": None, "n": 3, "defined": 2400, "ci_low": 0.1, "ci_high": 0.15}
     measures = [{**row, "measure": "miss_rate", "mean": 0.1234}, {**row, "measure": "score_audited", "mean": 0.5678}]
     text = text_of(make_report([open_run(write_output(tmp_path / "out", {**TABLES, "measures_summary": measures}))]))
@@ -122,7 +122,7 @@ def test_texts_of_a_run_are_no_part_of_the_page(tmp_path: Path) -> None:
     assert f"<bdi>{TURNED}</bdi>" in page
 
 
-def test_nothing_in_the_page_is_asked_of_a_network(tmp_path: Path) -> None:
+def test_the_page_loads_no_network_resource(tmp_path: Path) -> None:
     page = make_report([open_run(write_output(tmp_path / "out", TABLES))])
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]+)"', page)
     assert policy.startswith("default-src &#39;none&#39;;")
@@ -139,7 +139,7 @@ def test_several_runs_are_named_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.gate
-def test_pairs_of_systems_are_those_of_compare_or_changes_by_date(tmp_path: Path) -> None:
+def test_pairs_of_systems_equal_compare_or_changes_by_date(tmp_path: Path) -> None:
     run = open_run(write_output(tmp_path / "2026-11-20", PAIRED))
     text = text_of(make_report([run]))
     assert "Paired differences" in text
@@ -257,7 +257,7 @@ def test_an_output_on_an_object_store_has_the_same_report(object_store: ObjectSt
     assert object_store.objects["report.html"].decode() == make_report([there])
 
 
-def test_a_notebook_shows_it_in_a_frame_that_can_do_nothing(tmp_path: Path) -> None:
+def test_a_notebook_shows_it_in_a_sandboxed_frame(tmp_path: Path) -> None:
     run = open_run(write_output(tmp_path / "out", TABLES))
     frame = run.report()._repr_html_()
     assert frame.startswith('<iframe srcdoc="&lt;!doctype html&gt;')

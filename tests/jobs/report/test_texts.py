@@ -17,7 +17,7 @@ def test_long_texts_with_the_same_beginning_remain_two_and_show_their_lengths() 
     assert texts.lengths == {0: 300_001, 1: 300_001}
 
 
-def test_a_small_report_has_its_data_as_it_is() -> None:
+def test_a_small_report_has_uncompressed_data() -> None:
     texts = ReportTexts()
     texts.add("</script><!-- & \u2028")
     packed = pack({"samples": []}, texts)

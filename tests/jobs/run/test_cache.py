@@ -109,7 +109,7 @@ def test_without_a_cache_or_java_nothing_changes(monkeypatch: pytest.MonkeyPatch
     assert with_archive({}, writes=True) == ({}, None)
 
 
-def test_another_spark_or_java_has_an_archive_of_its_own(
+def test_another_spark_or_java_has_its_own_archive(
     archive: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "jars").mkdir()

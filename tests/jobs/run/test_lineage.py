@@ -89,7 +89,7 @@ def test_telling_fails_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "OpenLineage events are not sent" in notes[0]
 
 
-def test_stages_are_spans_where_opentelemetry_is_loaded() -> None:
+def test_stages_are_spans_if_opentelemetry_is_loaded() -> None:
     kept, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
     with patch.object(trace, "get_tracer", provider.get_tracer):

@@ -146,7 +146,7 @@ def test_another_process_is_refused_with_host_and_pid(tmp_path: Path) -> None:
         assert len(message.splitlines()) == 1
 
 
-def test_a_refused_run_leaves_the_lock_alone(tmp_path: Path) -> None:
+def test_a_refused_run_does_not_change_the_lock(tmp_path: Path) -> None:
     with holder_of(tmp_path):
         before = (tmp_path / "_lock").read_text()
         with pytest.raises(LockedError), take(tmp_path):
@@ -231,7 +231,7 @@ def test_a_disk_without_locks_uses_the_process_id(tmp_path: Path, monkeypatch: p
         assert not lock.lost
 
 
-def test_the_helper_of_a_killed_run_is_given_time_and_holds_nothing(
+def test_the_helper_of_a_killed_run_gets_time_and_holds_no_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, writing = os.pipe()
@@ -304,7 +304,7 @@ def test_a_run_whose_follower_has_ended_has_lost_its_lock_too(tmp_path: Path) ->
         assert lock.lost
 
 
-def test_the_lock_of_a_run_that_took_over_is_left(tmp_path: Path) -> None:
+def test_the_lock_of_a_run_that_took_over_is_kept(tmp_path: Path) -> None:
     with take(tmp_path):
         path = write_lock(tmp_path, run="next")
     assert path.exists()
@@ -345,12 +345,12 @@ def race(folder: Path, names: tuple[str, ...], rounds: int, stale: Process | Non
     return outcomes
 
 
-def test_of_two_processes_one_gets_a_free_lock(tmp_path: Path) -> None:
+def test_one_of_two_processes_gets_a_free_lock(tmp_path: Path) -> None:
     outcomes = race(tmp_path / "race", ("a", "b"), 100, None)
     assert outcomes == [["refused", "won"]] * 100
 
 
 @pytest.mark.gate
-def test_of_two_processes_one_gets_a_stale_lock(tmp_path: Path) -> None:
+def test_one_of_two_processes_gets_a_stale_lock(tmp_path: Path) -> None:
     outcomes = race(tmp_path / "race", ("a", "b"), 300, dead_process())
     assert [outcome for outcome in outcomes if outcome != ["refused", "won"]] == []

@@ -48,7 +48,7 @@ def test_estimated_tokens_are_marked() -> None:
     assert ", ~1,250,000 tokens," in line_of(event(estimated=True), 100.0)
 
 
-def test_cost_is_shown_where_there_are_prices() -> None:
+def test_cost_is_shown_if_there_are_prices() -> None:
     assert "cost 4.0000" in line_of(event(cost=4.0), 100.0)
     assert "cost" not in line_of(event(), 100.0)
 
@@ -158,7 +158,7 @@ def test_a_line_shows_the_number_of_the_stage_and_the_metric() -> None:
     assert line.startswith("stage 2 of 3, e2e evaluate_coverage: 1,500 / 6,000, ")
 
 
-def test_a_stage_that_is_asked_in_turns_counts_once() -> None:
+def test_a_stage_that_runs_in_turns_counts_once() -> None:
     assert course(3, "embed_text", "extract_claims", "embed_text").describe("embed_text").startswith("stage 2 of 3, ")
 
 

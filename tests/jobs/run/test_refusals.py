@@ -97,7 +97,7 @@ def test_a_memory_that_is_full_is_named_with_its_setting(said: str) -> None:
     assert str(explain(RuntimeError(text))).startswith("Spark's memory is full. Raise spark.conf.spark.driver")
 
 
-def test_a_thread_that_cannot_be_had_is_no_full_memory() -> None:
+def test_a_missing_thread_is_not_a_full_memory() -> None:
     assert explain(RuntimeError("java.lang.OutOfMemoryError: unable to create native thread")) is None
 
 
@@ -126,7 +126,7 @@ def test_a_work_folder_without_room_is_named(disk: SmallDisk, monkeypatch: pytes
     assert str(explain(RuntimeError(lost))).startswith(f"{disk.folder}: No space left on device")
 
 
-def test_a_permission_that_is_no_file_s_is_no_refusal_of_a_disk() -> None:
+def test_a_permission_error_without_a_file_is_not_an_error_of_a_disk() -> None:
     assert explain(PermissionError(errno.EACCES, "Permission denied")) is None
     assert explain(ZeroDivisionError("division by zero")) is None
 

@@ -29,7 +29,7 @@ JVM = "spark.driver.extraJavaOptions"
 PARTITIONS = "spark.sql.shuffle.partitions"
 
 
-def test_little_to_read_on_one_machine_starts_quickly() -> None:
+def test_a_small_input_on_one_machine_starts_quickly() -> None:
     options = session_options(Settings(spark=SparkSettings(master="local[2]")), small=True)
 
     assert SMALL.items() <= options.items()
@@ -101,7 +101,7 @@ def test_options_of_the_user_have_priority() -> None:
 
 
 @pytest.mark.gate
-def test_workers_open_file_systems_as_the_settings_say(
+def test_workers_open_file_systems_with_the_settings(
     spark: SparkSession, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     object_store.put("place/one", b"content")
@@ -115,7 +115,7 @@ def test_workers_open_file_systems_as_the_settings_say(
     assert read.collect() == [b"content"]
 
 
-def test_bytes_are_of_all_files_as_they_are_read(tmp_path: Path) -> None:
+def test_bytes_cover_all_files_in_their_decompressed_size(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"x" * 100)
     packed = gzip.compress(b"x" * 1000)
     (tmp_path / "b.jsonl.gz").write_bytes(packed)

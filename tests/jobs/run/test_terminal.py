@@ -37,7 +37,7 @@ def test_no_two_names_look_the_same(names: set[str], width: int | None) -> None:
     assert len({line.strip() for line in lines[1:]}) == len(names)
 
 
-def test_names_that_differ_in_their_middle_alone_are_numbered() -> None:
+def test_names_that_differ_only_in_their_middle_are_numbered() -> None:
     rows = [[f"{'x' * 40}{letter}{'y' * 40}", "1"] for letter in "abc"]
     rows.append(["another", "1"])
     assert table(["system", "n"], rows, Page(21))[1:] == [
@@ -75,7 +75,7 @@ def test_without_a_width_nothing_is_cut() -> None:
     assert table(["system", "n"], [[name, "1"]], Page()) == [f"{'system':500}  n", f"{name}  1"]
 
 
-def test_where_numbers_need_the_whole_width_cells_stand_below_each_other() -> None:
+def test_if_numbers_need_the_whole_width_cells_are_below_each_other() -> None:
     assert lines_of([("e2e", "a-model-of-a-long-name", 1_234_567)], Page(24)) == [
         "metric: e2e",
         "system: a-model-…ng-name",

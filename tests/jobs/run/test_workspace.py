@@ -64,7 +64,7 @@ def test_a_step_is_computed_once_and_counted_on_the_way(spark: SparkSession, tmp
 
 
 @pytest.mark.parametrize("rows", [0, 3, FEW, FEW + 1])
-def test_values_that_are_asked_for_beforehand_are_the_same(spark: SparkSession, tmp_path: Path, rows: int) -> None:
+def test_values_that_are_requested_beforehand_are_the_same(spark: SparkSession, tmp_path: Path, rows: int) -> None:
     frame = spark.range(0, rows, 1, 3).select(F.when(F.col("id") != 1, F.col("id").cast("string")).alias("key"))
     found = []
     for in_memory, column in product((False, True), (None, "key")):

@@ -54,7 +54,7 @@ def test_a_stage_without_batches_is_an_error_with_the_setting(overrides: list[st
 
 @pytest.mark.parametrize("backend", ["process", "batch"])
 @pytest.mark.parametrize("spool", ["spool", "ray-job"])
-def test_a_stage_has_no_backend_of_its_own_beside_a_spool(spool: str, backend: str) -> None:
+def test_a_stage_has_no_own_backend_with_a_spool(spool: str, backend: str) -> None:
     given = (f"llm.backend={spool}", "ray.address=http://head:8265", f"stages.evaluate_coverage.backend={backend}")
     (problem,) = problems(*SERVER, *given)
     assert problem.startswith(f"stages.evaluate_coverage.backend={backend}")
@@ -93,7 +93,7 @@ def test_the_format_of_batches_depends_on_the_host_unless_it_is_set() -> None:
     assert form_of("batch.format=files", "batch.folder=/there") == ("files", "/there")
 
 
-def test_ray_starts_first_only_where_something_is_asked_by_calls() -> None:
+def test_ray_starts_first_only_if_a_stage_uses_calls() -> None:
     stages = ("summarise_context", "evaluate_coverage", "embed_text")
     batches = [f"stages.{name}.backend=batch" for name in stages[:2]]
     assert calls_endpoint(load(*SERVER).settings, stages)

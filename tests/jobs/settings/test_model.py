@@ -39,7 +39,7 @@ def test_stage_overrides_decoding_and_null_is_not_unset() -> None:
     assert decoding_for(settings, "refine_questions").temperature == 0
 
 
-def test_what_is_set_for_all_stages_replaces_the_shipped_defaults_of_single_ones() -> None:
+def test_settings_for_all_stages_replace_the_shipped_defaults_of_single_stages() -> None:
     settings = load(*SERVER, "llm.max_tokens=300", "stages.mine_questions.max_tokens=500").settings
     limits = {name: decoding_for(settings, name).max_tokens for name in STAGE_NAMES}
     assert limits.pop("mine_questions") == 500

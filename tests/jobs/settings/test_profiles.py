@@ -103,7 +103,7 @@ def test_without_a_profile_there_is_no_message() -> None:
     assert told(load(*SERVER).settings, *METRICS) == []
 
 
-def test_a_profile_is_no_setting_of_its_own_to_an_output() -> None:
+def test_a_profile_is_not_part_of_the_identity_of_an_output() -> None:
     spelt = (
         *("prompt_set=published", "importance.duplicates=distance", "longrecall.cosine=0.6"),
         *("importance.claims=window", "importance.evidence_chunks=null"),

@@ -60,7 +60,7 @@ def test_the_model_of_a_stage_is_identified_by_its_name() -> None:
     assert calls_of(settings, "summarise_context").endpoints[0].model == "x"
 
 
-def test_prices_that_a_stage_has_of_its_own_hold_at_each_endpoint() -> None:
+def test_prices_of_a_stage_apply_to_each_endpoint() -> None:
     own = {"base_url": B, "price_per_million_prompt_tokens": 9}
     stage = "stages.summarise_context.price_per_million"
     given = [f"{stage}_prompt_tokens=0.5", f"{stage}_completion_tokens=null"]
@@ -118,7 +118,7 @@ def test_headers_and_parameters_are_never_shown() -> None:
     assert "hush" not in json.dumps(shown(settings_of(endpoints(own), *given)))
 
 
-def test_a_null_takes_a_header_away() -> None:
+def test_a_null_removes_a_header() -> None:
     settings = settings_of(
         f"llm.base_url={A}", "llm.extra_headers={X-Id: 7, X-Other: 8}", "llm.extra_headers.X-Id=null"
     )
@@ -145,7 +145,7 @@ def test_a_worker_has_the_endpoints_of_a_job_and_may_have_others() -> None:
     assert (alone.base_url, alone.endpoints) == ("http://c.test/v1", ())
 
 
-def test_a_spool_holds_no_secret_of_a_header(tmp_path: Any) -> None:
+def test_a_spool_contains_no_secret_of_a_header(tmp_path: Any) -> None:
     job = Spool(str(tmp_path)).job("a-job")
     own = {"base_url": A, "extra_headers": {"api-key": "a-word"}}
     with pytest.raises(SpoolError, match="a header or a parameter"):

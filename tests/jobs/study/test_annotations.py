@@ -203,7 +203,7 @@ def test_the_workbook_is_the_sheet_without_formulas(whole: Path) -> None:
 
 
 @pytest.mark.gate
-def test_each_metric_may_be_of_a_run_of_its_own(run: str, tmp_path: Path) -> None:
+def test_each_metric_can_have_its_own_run(run: str, tmp_path: Path) -> None:
     runs = {metric: str(shutil.copytree(run, tmp_path / metric)) for metric in METRICS}
     for place, given in (("one", run), ("each", runs)):
         write_sheet(given, METRICS, COUNT, 7, str(tmp_path / place), restate)
@@ -247,7 +247,7 @@ def test_a_sheet_that_is_there_is_never_overwritten(run: str, tmp_path: Path) ->
 
 
 @pytest.mark.gate
-def test_nothing_is_written_where_statements_cannot_be_restated(run: str, tmp_path: Path) -> None:
+def test_no_file_is_written_if_statements_cannot_be_restated(run: str, tmp_path: Path) -> None:
     with pytest.raises(AnnotationError, match=r"2 of 3 Q&A statements could not be restated \(timeout 2\)"):
         write_sheet(run, METRICS, COUNT, 7, str(tmp_path), refuse)
     assert not list(tmp_path.iterdir())
@@ -272,7 +272,7 @@ def test_a_sheet_compares_two_or_three_metrics(run: str, tmp_path: Path, metrics
         write_sheet(run, metrics, 1, 7, str(tmp_path), never)
 
 
-def test_scores_alone_have_no_sheet(tmp_path: Path) -> None:
+def test_scores_without_statements_have_no_sheet(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     (tmp_path / "statements" / "part-0.parquet").unlink()
     with pytest.raises(UnreadableRunError, match="no table 'statements'"):
@@ -322,7 +322,7 @@ def test_a_filled_sheet_is_reported(
     assert found["all", "agreement"]["value"] == pytest.approx(sum(agreed) / len(agreed))
 
 
-def test_a_report_again_is_the_same_and_leaves_a_manifest_alone(whole: Path, tmp_path: Path) -> None:
+def test_a_repeated_report_is_the_same_and_keeps_the_manifest(whole: Path, tmp_path: Path) -> None:
     filled, output = tmp_path / "filled.csv", tmp_path / "study"
     fill(whole, filled)
     output.mkdir()

@@ -91,7 +91,7 @@ def test_correlations_are_scipys_by_sample_and_by_query() -> None:
     assert {row["level"] for row in evaluation_rows([], NO_LABELS, clustered=True, seed=0)} == {"item"}
 
 
-def test_samples_without_labels_or_verdicts_are_left_out_and_counted() -> None:
+def test_samples_without_labels_or_verdicts_are_omitted_and_counted() -> None:
     people = [person(0, 0.5), person(1, 0.25), person(2, 1.0), person(3, None), person(4, 0.5)]
     people[3]["labelled"] = 0
     judged = [

@@ -39,7 +39,7 @@ def labelled(claims: Claims, units: int = 0) -> LabelledUnits:
 
 @examples(30)
 @given(CLAIMS)
-def test_measures_are_those_of_the_claims_one_by_one(claims: Claims) -> None:
+def test_measures_equal_the_counts_of_single_claims(claims: Claims) -> None:
     names = [name for name in VERDICTS if name in {label for label, _ in claims}]
     known = [(label, verdict) for label, verdict in claims if verdict is not None]
     if "contradicted" not in names:

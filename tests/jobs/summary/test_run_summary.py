@@ -121,7 +121,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     ]
 
 
-def test_intervals_are_drawn_where_the_terminal_is_wide() -> None:
+def test_intervals_are_drawn_if_the_terminal_is_wide() -> None:
     rows = [
         summarised(None),
         summarised("a", mean=None, ci_low=None, ci_high=None),
@@ -138,7 +138,7 @@ def test_intervals_are_drawn_where_the_terminal_is_wide() -> None:
     assert plain[1].endswith(" " * 10 + "|---------o---------|")
 
 
-def test_samples_that_were_not_asked_have_not_failed(tmp_path: Path) -> None:
+def test_unsent_samples_have_not_failed(tmp_path: Path) -> None:
     lines = lines_of(
         tmp_path, [scored("s", 1.0), scored("t", None, "budget"), scored("u", None, "budget", system=None)]
     )

@@ -224,7 +224,7 @@ def test_weeks_begin_on_monday_and_at_breaks(tmp_path: Path) -> None:
 
 
 @pytest.mark.gate
-def test_nothing_is_found_where_nothing_changed(tmp_path: Path) -> None:
+def test_nothing_is_found_without_a_change(tmp_path: Path) -> None:
     """Thirty metrics without a change have hardly any false findings. Each metric is a separate family of tests."""
     random = np.random.default_rng(5)
     names = [f"m{number:02d}" for number in range(30)]

@@ -71,7 +71,7 @@ def completed(given: list[JudgedSentence]) -> list[list[JudgedSentence]]:
 
 
 @given(given=sentences(whole=True))
-def test_measures_are_those_of_brute_force(given: list[JudgedSentence]) -> None:
+def test_measures_equal_brute_force(given: list[JudgedSentence]) -> None:
     names = [tuple(f"s{place}-{n}" for n, _ in enumerate(one.citations)) for place, one in enumerate(given)]
     cited = [Cited(f"t{place}", own, own) for place, own in enumerate(names)]
     verdicts: dict[Any, Any] = {}

@@ -79,7 +79,7 @@ def test_ranks_and_kept_facts_equal_the_definition(
     assert {one.number for one in ranked if one.kept} == set(heavy[:top])
 
 
-def test_given_weights_are_ranked_among_rated_ones() -> None:
+def test_given_weights_are_ranked_among_rated_weights() -> None:
     facts = [fact(1, None, None, 0.5), fact(2, 3.0, 3.0), fact(3, None, None, 2.0), fact(4, None, None, 0.5)]
     assert [one.rank for one in rank_facts(facts, None, None)] == [3, 2, 1, 4]
 

@@ -43,7 +43,7 @@ def test_each_passage_is_as_long_as_possible(sentences: list[str], words: int) -
         assert len(passage.split()) + len(first.split()) > words
 
 
-def test_a_short_text_is_one_passage_as_it_is() -> None:
+def test_a_short_text_is_one_unchanged_passage() -> None:
     assert list(cut_passages(" One line\n\nand  another. ", 4)) == ["One line\n\nand  another."]
 
 

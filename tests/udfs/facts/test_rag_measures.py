@@ -82,7 +82,7 @@ FIGURES = {
 }
 
 
-def test_figures_are_those_of_the_published_code_to_the_last_digit() -> None:
+def test_figures_equal_the_published_code_to_the_last_digit() -> None:
     found = measured(RESPONSE, TRUTH, 3)
     assert {name: found[name] for name in PUBLISHED} == FIGURES
 

@@ -98,7 +98,7 @@ def test_a_parser_that_breaks_makes_a_completion_unparsable(server: ModelServer,
     assert (row["error_type"], row["error"]) == ("unparsable", "the parser failed (ZeroDivisionError)")
 
 
-def test_a_refusal_is_asked_again_and_then_lasts(server: ModelServer, tmp_path: Path) -> None:
+def test_a_refusal_is_retried_and_then_lasting(server: ModelServer, tmp_path: Path) -> None:
     def refuse(text: str, _: Any) -> None:
         raise Refused("the model declined the task")
 
@@ -116,7 +116,7 @@ def test_a_lasting_error_is_not_retried(server: ModelServer, tmp_path: Path, dee
 
 
 @pytest.mark.parametrize(("deed", "error_type"), [({"status": 500}, "http_500"), ("refuse", "connection")])
-def test_faults_are_asked_again_after_a_wait(server: ModelServer, tmp_path: Path, deed: Any, error_type: str) -> None:
+def test_errors_are_retried_after_a_wait(server: ModelServer, tmp_path: Path, deed: Any, error_type: str) -> None:
     server.configure(rules=[{"when": {"contains": "number 1."}, "do": deed}])
     one_at_a_time = replace(SETTINGS, max_attempts=2, limits=Limits(max_concurrency=1))
     ask(server, tmp_path, requests(20), one_at_a_time)
@@ -299,7 +299,7 @@ def test_a_stop_that_waits_is_hurried(server: ModelServer, tmp_path: Path) -> No
     assert (server.count(), len(rows_in(tmp_path))) == (5, 4)
 
 
-def test_a_template_that_cannot_be_filled_in_fails_its_request_alone(server: ModelServer, tmp_path: Path) -> None:
+def test_a_template_that_cannot_be_rendered_only_fails_its_request(server: ModelServer, tmp_path: Path) -> None:
     stage = replace(STAGE, template="{{ 10 // text | length }}")
     rows = [("r1", {"query": "q", "text": ""}), ("r2", {"query": "q", "text": "x"})]
     ask(server, tmp_path, rows, stage=stage)

@@ -37,7 +37,7 @@ def look_up(
     return progress, rows_in(folder)
 
 
-def test_hits_are_those_of_the_service_as_plain_text(server: ModelServer, tmp_path: Path) -> None:
+def test_hits_have_the_results_of_the_service_as_plain_text(server: ModelServer, tmp_path: Path) -> None:
     progress, rows = look_up(server, tmp_path, [("r", {"query": QUERY, "count": 3})])
     expected = [{"id": one["url"], "text": f"{one['title']} {one['text']}"} for one in search(QUERY, 3)]
     assert hits_of(rows["r"]["text"]) == expected
@@ -45,7 +45,7 @@ def test_hits_are_those_of_the_service_as_plain_text(server: ModelServer, tmp_pa
     assert (progress.usage.calls, progress.usage.prompt_tokens, rows["r"]["model"]) == (1, 0, "brave")
 
 
-def test_a_query_that_nothing_answers_has_no_hits(server: ModelServer, tmp_path: Path) -> None:
+def test_a_query_without_results_has_no_hits(server: ModelServer, tmp_path: Path) -> None:
     _, rows = look_up(server, tmp_path, [("r", {"query": "xylophone", "count": 3})])
     assert rows["r"]["error_type"] is None
     assert hits_of(rows["r"]["text"]) == []

@@ -78,7 +78,7 @@ def test_the_result_of_the_tool_is_stored_with_the_completion(server: ModelServe
     assert row["prompt_tokens"] == sum(arrival.prompt_tokens for arrival in server.arrivals())
 
 
-def test_without_tools_none_are_offered_or_kept(server: ModelServer, tmp_path: Path) -> None:
+def test_without_tools_no_tools_are_offered_or_stored(server: ModelServer, tmp_path: Path) -> None:
     progress, (row,) = compare(server, tmp_path, (FAR_TOO, FAR), stage=replace(STAGE, tools=()))
     assert (row["tool_trace"], row["error_type"], progress.usage.calls) == (None, None, 1)
 

@@ -71,7 +71,7 @@ def test_a_batch_of_another_key_does_not_show(
     assert refused.value.answer.error_type == "http_404"
 
 
-def test_a_cancelled_batch_and_one_that_failed(api: BatchApi, server: ModelServer) -> None:
+def test_a_cancelled_batch_and_a_failed_batch(api: BatchApi, server: ModelServer) -> None:
     server.configure(
         batches={"delay": 60.0, "batches": [{}, {"fail": "token_limit_exceeded"}, {"fail": "model_not_found"}]}
     )
@@ -95,7 +95,7 @@ def test_an_error_has_the_same_type_as_in_a_call(api: BatchApi, server: ModelSer
     assert gone.value.answer.error_type == "connection"
 
 
-def test_a_page_that_is_no_json_is_no_batch(server: ModelServer) -> None:
+def test_a_page_without_json_has_no_batch(server: ModelServer) -> None:
     with closing(open_batches(replace(SETTINGS, base_url=server.base_url.removesuffix("/v1")))) as api:
         with pytest.raises(BatchError) as wrong:
             api.look("batch_1")
@@ -127,5 +127,5 @@ def test_statuses_are_read_in_any_spelling(api: HostedBatches, said: str, status
     assert (look.status, look.ended) == (status, status != "in_progress")
 
 
-def test_a_file_that_is_no_gzip_breaks_off() -> None:
+def test_a_file_that_is_not_gzip_is_an_error() -> None:
     assert issubclass(httpx.DecodingError, BROKEN_STREAMS)

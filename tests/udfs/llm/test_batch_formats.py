@@ -57,7 +57,9 @@ def stage_for(form: str) -> Any:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_each_form_gives_the_rows_of_the_others_and_asks_once(server: ModelServer, tmp_path: Path, form: str) -> None:
+def test_each_format_has_the_same_rows_and_sends_each_request_once(
+    server: ModelServer, tmp_path: Path, form: str
+) -> None:
     deeds = [{"expire": 0.5, "twice": True}, {"shuffle": True, "delay": 0.05}, {"lost": True}]
     changes = changes_for(server, form, batches=deeds, uploads=["", "lost"], pending=1)
     job = left_job(tmp_path, stage=stage_for(form), **changes)
@@ -277,7 +279,7 @@ class TestFiles:
         assert len(rows_of(job)) == 3
         assert sum(batch.requests for batch in job.ledger().batches) == ROWS - 3
 
-    def test_a_folder_that_is_gone_loses_nothing(self, api: FileBatches, tmp_path: Path) -> None:
+    def test_a_missing_folder_loses_no_request(self, api: FileBatches, tmp_path: Path) -> None:
         job = left_job(tmp_path)
         deliver(job, api, poll=False)
         shutil.rmtree(tmp_path / "files")

@@ -223,7 +223,7 @@ def test_a_second_client_gets_places_as_the_first_gives_them_up() -> None:
     assert limiter.lease(report("b", 8, limits=limits)).places == 4
 
 
-def test_a_client_without_work_holds_no_places() -> None:
+def test_a_client_without_work_has_no_places() -> None:
     limiter, limits = Limiter(Clock()), Limits(max_concurrency=8)
     limiter.lease(report("a", 8, limits=limits))
     limiter.lease(report("a", 0, limits=limits))
@@ -339,7 +339,7 @@ def test_tokens_and_cost_stay_within_the_budget_up_to_estimation(budget: Budget,
     assert {client.refusal for client in world.clients} == {"budget"}
 
 
-def test_underestimated_tokens_exceed_the_budget_by_their_error_alone() -> None:
+def test_underestimated_tokens_exceed_the_budget_only_by_their_error() -> None:
     behaviour = Behaviour(estimates=(100, 500), error=(0.0, 0.5))
     world = World([behaviour] * 4, Limits(max_concurrency=16), budget=Budget(max_tokens=50_000)).run(60)
     assert sum(one.used for one in world.sent) <= 50_000 + 16 * 250
@@ -364,7 +364,7 @@ def test_a_run_without_wishes_is_not_refused() -> None:
     assert limiter.lease(report(count=0, spent=Usage(calls=2), budget=budget)).refusal is None
 
 
-def test_another_run_has_a_budget_of_its_own() -> None:
+def test_another_run_has_its_own_budget() -> None:
     limiter, budget = Limiter(Clock()), Budget(max_calls=2)
     limiter.lease(report("a", spent=Usage(calls=2), budget=budget))
     assert len(limiter.lease(report("b", run="other", budget=budget)).times) == 1

@@ -114,7 +114,7 @@ def test_429s_without_a_success_are_an_outage_after_its_time() -> None:
     assert limited(limiter, clock, 1) == "outage"
 
 
-def test_any_other_answer_between_429s_is_no_outage() -> None:
+def test_other_responses_between_429s_are_not_an_outage() -> None:
     clock = Clock()
     limiter = Limiter(clock)
     assert limited(limiter, clock, 599) is None
@@ -140,7 +140,7 @@ def test_a_run_that_begins_among_429s_has_its_own_time() -> None:
     assert limited(limiter, clock, 1) == "outage"
 
 
-def test_all_clients_of_a_run_know_of_its_completions_and_refusals() -> None:
+def test_all_clients_of_a_run_share_its_completions_and_refusals() -> None:
     limiter = Limiter(Clock())
     assert not limiter.lease(report("a")).completed
     limiter.lease(report("b", completed=True))

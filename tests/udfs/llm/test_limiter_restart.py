@@ -38,7 +38,7 @@ def test_usage_beyond_the_lease_survives_restarts() -> None:
     assert most_tokens(60.0, world.sent) <= limit + places * 3 * estimate
 
 
-def test_a_restart_does_not_end_a_pause_for_those_who_come_new() -> None:
+def test_a_restart_does_not_end_a_pause_for_new_clients() -> None:
     clock = Clock()
     limiter = Limiter(clock, restarted=True)
     limiter.lease(report("a", 0, paused=30.0))

@@ -53,7 +53,7 @@ def test_every_request_is_taken_once_for_all_sets_of_endpoints(
 
 
 @given(weights=WEIGHTS, groups=st.lists(st.integers(1, 40), min_size=30, max_size=60))
-def test_shares_are_those_of_the_weights_where_all_can_send(weights: Sequence[float], groups: Sequence[int]) -> None:
+def test_shares_equal_the_weights_if_all_endpoints_can_send(weights: Sequence[float], groups: Sequence[int]) -> None:
     queue, counts = make(weights, groups), Counter[int]()
     while found := take(queue, range(len(weights))):
         counts[found[0]] += 1

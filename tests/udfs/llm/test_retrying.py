@@ -60,7 +60,7 @@ def test_a_request_whose_completion_was_cut_off_gets_twice_the_room(
 
 
 @pytest.mark.parametrize("error_type", ["filtered", "http_400", "http_413"])
-def test_filtered_answers_and_most_client_errors_are_asked_once(error_type: str) -> None:
+def test_filtered_completions_and_most_client_errors_are_not_retried(error_type: str) -> None:
     assert verdict(Answer(error_type=error_type)).act is RetryDecision.RECORD
 
 

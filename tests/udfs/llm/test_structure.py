@@ -37,7 +37,7 @@ def body_of(stage: Stage, variables: Any = VARIABLES) -> dict[str, Any]:
     return body
 
 
-def test_the_schema_of_the_request_is_sent_as_the_endpoint_takes_it() -> None:
+def test_the_schema_of_the_request_is_sent_in_the_form_of_the_endpoint() -> None:
     named = body_of(stage_of("check_coverage"))["response_format"]["json_schema"]
     assert (named["name"], named["strict"]) == ("check_coverage", True)
     fields = named["schema"]["properties"]
@@ -48,7 +48,7 @@ def test_the_schema_of_the_request_is_sent_as_the_endpoint_takes_it() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, definition in STAGES.items() if definition.schema])
-def test_fields_made_once_are_those_of_each_request(name: str) -> None:
+def test_shared_fields_equal_the_fields_of_each_request(name: str) -> None:
     stage = stage_of(name)
     fields = SchemaFields(stage)
     for count in (2, 0, 1, 2, 300):
@@ -106,7 +106,7 @@ def test_an_endpoint_that_ignores_a_schema_is_read_as_text(server: ModelServer, 
 
 
 @pytest.mark.parametrize(("kind", "weighs"), [("taken", True), ("unweighed", False)])
-def test_ratings_have_no_schema_where_it_takes_their_probabilities(
+def test_ratings_have_no_schema_if_it_removes_their_probabilities(
     server: ModelServer, tmp_path: Path, kind: str, weighs: bool
 ) -> None:
     server.configure(answer="verbatim", rules=[{"do": {"schema": kind}}])
@@ -118,9 +118,7 @@ def test_ratings_have_no_schema_where_it_takes_their_probabilities(
     assert finding.applied(stage_of("check_coverage")).structured is not None
 
 
-def test_a_refusal_that_comes_late_ends_the_asking_where_the_schema_may_not_go(
-    server: ModelServer, tmp_path: Path
-) -> None:
+def test_a_late_refusal_ends_the_stage_if_the_schema_is_required(server: ModelServer, tmp_path: Path) -> None:
     server.configure(answer="verbatim", rules=[{"do": {"schema": "refused"}}])
 
     async def go() -> Progress:
@@ -135,7 +133,7 @@ def test_a_refusal_that_comes_late_ends_the_asking_where_the_schema_may_not_go(
     assert refused.endswith("it takes no schema in this form, set llm.structured to auto or off")
 
 
-def test_json_in_the_place_of_thinking_is_the_answer_where_there_is_no_other() -> None:
+def test_json_in_the_reasoning_is_the_completion_if_there_is_no_other() -> None:
     def read(message: dict[str, Any], *, structured: bool = True) -> Any:
         body = {"choices": [{"message": message, "finish_reason": "stop"}]}
         return read_completion(json.dumps(body).encode(), "chat", 10, structured=structured)

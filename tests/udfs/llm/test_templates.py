@@ -31,7 +31,7 @@ def test_text_before_the_first_turn_is_ignored() -> None:
     assert compile_prompt(TURNS).messages({"query": "Who?"})[0] == {"role": "system", "content": "  Be brief."}
 
 
-def test_blank_lines_are_stripped_at_the_ends_of_a_turn_alone() -> None:
+def test_blank_lines_are_only_stripped_at_the_ends_of_a_turn() -> None:
     assert compile_prompt(TURNS).messages({"query": "Who?"})[2]["content"] == "One\n\nTwo"
 
 
@@ -86,7 +86,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("source", FOREIGN.values(), ids=FOREIGN.keys())
 @pytest.mark.parametrize("api", ["chat", "completions"])
-def test_templates_take_nothing_from_other_templates(source: str, api: str) -> None:
+def test_templates_cannot_include_other_templates(source: str, api: str) -> None:
     with pytest.raises(PromptError, match=r"^s line 1: a template cannot include another"):
         compile_prompt(source, api=api, name="s")
 
@@ -184,7 +184,7 @@ ESCAPES = {
 
 
 @pytest.mark.parametrize("source", ESCAPES.values(), ids=ESCAPES.keys())
-def test_templates_stay_in_their_sandbox(source: str) -> None:
+def test_templates_remain_in_their_sandbox(source: str) -> None:
     with pytest.raises((SecurityError, UndefinedError)):
         content(source, query="q")
 
@@ -231,7 +231,7 @@ def test_check_variables_allows_the_functions_of_the_language() -> None:
     check_variables("{% for i in range(3) %}{{ i }}{% endfor %}", ("query",), name="s")
 
 
-def test_a_plain_completion_is_one_text_and_knows_no_turns() -> None:
+def test_a_plain_completion_is_one_text_without_turns() -> None:
     prompt = compile_prompt("\nA\n=== user\n{{ query }}\n\n", api="completions")
     assert prompt.text({"query": "q"}) == "A\n=== user\nq"
 

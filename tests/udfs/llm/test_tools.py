@@ -89,7 +89,7 @@ def test_calls_without_an_id_get_one_each() -> None:
     assert [each.id for each in found] == ["call_0", "call_1"]
 
 
-def test_only_so_many_calls_of_one_turn_are_answered() -> None:
+def test_the_number_of_answered_calls_per_turn_is_limited() -> None:
     assert len(read_tool_calls(message(*[call()] * 50))) == MAX_CALLS_OF_A_ROUND
 
 

@@ -30,7 +30,7 @@ def test_auto_mirrors_the_references(response: str, references: str | None, chos
     assert choose_segmentation("auto", response, references) == chosen
 
 
-def test_a_segmentation_that_is_set_is_the_one() -> None:
+def test_the_set_segmentation_is_used() -> None:
     assert choose_segmentation("sentences", LIST, LIST) == "sentences"
 
 
@@ -57,7 +57,7 @@ def test_a_model_cuts_atomic_facts() -> None:
     assert cut(LIST, "atomic", 10) == []
 
 
-def test_facts_of_one_form_are_one_and_signs_alone_are_none() -> None:
+def test_facts_of_one_form_are_merged_and_punctuation_is_not_a_fact() -> None:
     facts = [
         Fact("It rained."),
         Fact("..."),
@@ -70,7 +70,7 @@ def test_facts_of_one_form_are_one_and_signs_alone_are_none() -> None:
 
 
 @pytest.mark.parametrize("part", ['".', "!?", "word ", "a. ", "\u0301.", "長い文。"])
-def test_no_text_takes_quadratic_time(part: str) -> None:
+def test_every_text_takes_linear_time(part: str) -> None:
     text = part * 50_000
     assert "".join("".join(sentences(text)).split()) == "".join(text.split())
 

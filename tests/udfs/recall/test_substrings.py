@@ -40,7 +40,7 @@ def test_a_substring_is_inside_one_text() -> None:
 
 
 @pytest.mark.parametrize("part", ["ab", "a", "\U0001f600\u0301", "abcdefghijklmnop "])
-def test_no_text_takes_quadratic_time(part: str) -> None:
+def test_every_text_takes_linear_time(part: str) -> None:
     long = part * (200_000 // len(part))
     assert share_common([long, "zz" + long[:2] + "zzzz"], [long[1:], long[: len(part) * 9]]) == [True, False]
 

@@ -35,7 +35,7 @@ def cosine(first: np.ndarray, second: np.ndarray) -> float:
     return float(first @ second / np.linalg.norm(first) / np.linalg.norm(second))
 
 
-def test_the_embedded_model_knows_a_paraphrase_from_another_topic(minilm: Embedder) -> None:
+def test_the_embedded_model_distinguishes_a_paraphrase_from_another_topic(minilm: Embedder) -> None:
     told, again, other = minilm.embed(
         ["Honey is made by bees.", "Bees are the makers of honey.", "The lock of the canal was closed in winter."]
     )
@@ -44,7 +44,7 @@ def test_the_embedded_model_knows_a_paraphrase_from_another_topic(minilm: Embedd
     assert cosine(told, again) > 0.8 > 0.2 > cosine(told, other)
 
 
-def test_the_files_of_the_embedded_model_are_the_published_ones() -> None:
+def test_the_files_of_the_embedded_model_equal_the_published_files() -> None:
     files = find_model("minilm")
     assert files.sha256 == MINILM_SHA256
     assert files.sha256.startswith("8199be6f")
@@ -59,7 +59,7 @@ def test_a_vector_does_not_depend_on_the_other_texts_of_a_batch(minilm: Embedder
     assert [row.tobytes() for row in minilm.embed(texts)] == [alone[text] for text in texts]
 
 
-def test_long_texts_beside_short_ones_keep_their_bits(minilm: Embedder) -> None:
+def test_long_texts_next_to_short_texts_keep_their_bits(minilm: Embedder) -> None:
     texts = [" ".join(["honey"] * count) for count in (1, 128, 300, 2, 128)] + [""]
     assert np.array_equal(minilm.embed(texts), np.concatenate([minilm.embed([text]) for text in texts]))
 
@@ -84,7 +84,7 @@ def test_no_texts_have_no_vectors(folder: Path) -> None:
     assert len(Embedder(find_model(str(folder))).embed([])) == 0
 
 
-def test_a_model_whose_scale_is_of_the_whole_batch_gets_one_text_at_a_time(folder: Path) -> None:
+def test_a_model_with_a_scale_per_batch_gets_one_text_at_a_time(folder: Path) -> None:
     write_lookup(folder, np.array([[number] for number in range(9)]), quantised=True)
     embedder = Embedder(find_model(str(folder)))
     small, large = embedder.embed(["bees", "boils"])

@@ -47,14 +47,14 @@ def test_references_keep_all_fields_and_aspects_the_given_fields() -> None:
     assert aspects == [{name: one[name] for name in ("id", "text", "labels")} for one in references]
 
 
-def test_one_text_alone_is_a_reference_yet_to_be_cut() -> None:
+def test_a_single_text_is_a_reference_that_is_cut_later() -> None:
     read = normalise_references("One. Two.")
     assert read == [dict.fromkeys(REFERENCE_FIELDS) | {"id": None, "text": "One. Two."}]
     with pytest.raises(ValueError, match=r"^aspects is not a list$"):
         normalise_aspects("One. Two.")
 
 
-def test_one_label_needs_no_list_and_nothing_is_no_items() -> None:
+def test_one_label_needs_no_list_and_a_missing_value_has_no_items() -> None:
     assert items_of_json('[{"text": "a", "labels": 0}]') == [Item("1", "a", labels=("0",))]
     assert items_of_json(None) == items_of_json("null") == items_of_json("[]") == []
     assert (normalise_references(None), normalise_references([])) == (None, [])
@@ -93,6 +93,6 @@ def test_an_invalid_item_is_reported_without_its_text(given: Any, told: str) -> 
         items_of_json(json.dumps(given))
 
 
-def test_text_that_is_no_json_is_no_items() -> None:
+def test_text_without_json_has_no_items() -> None:
     with pytest.raises(ValueError, match=r"^items is not a JSON list$"):
         items_of_json("{")

@@ -156,12 +156,12 @@ def test_a_cut_zstd_file_is_an_error_and_no_shorter_file(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["cp1525", "rot13", "hex", "", "a\0b"])
-def test_an_encoding_that_python_does_not_know_is_refused(name: str) -> None:
+def test_an_encoding_unknown_to_python_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="unknown encoding"):
         check_encoding(name)
 
 
-def test_rows_are_where_they_begin_in_their_file(tmp_path: Path) -> None:
+def test_rows_have_the_line_of_their_beginning(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('\nquery,n\n\n"two\nlines",1\n\n"a"b,2\nlast,3\n')
     (tmp_path / "a.jsonl").write_text('\n{"n": 1}\n\n\nno json\n{"n": 2}\n\n\n')
     (tmp_path / "a.json").write_text('[\n\n{"n": 1},\n\n{"n": 2}]')
@@ -176,7 +176,7 @@ def test_rows_are_where_they_begin_in_their_file(tmp_path: Path) -> None:
 
 @IN_ONE_FOLDER
 @given(st.lists(st.sampled_from(["", "  ", '{"n": 1}', "broken"]), max_size=12), st.integers(1, 30))
-def test_the_lines_of_all_parts_are_those_of_the_file(tmp_path: Path, lines: list[str], size: int) -> None:
+def test_the_lines_of_all_parts_equal_the_lines_of_the_file(tmp_path: Path, lines: list[str], size: int) -> None:
     text = "".join(line + "\n" for line in lines)
     (tmp_path / "a.jsonl").write_text(text)
     found, before = [], 0
@@ -263,7 +263,7 @@ def test_objects_that_are_cut_are_an_error(tmp_path: Path) -> None:
         read_all(path)
 
 
-def test_commas_of_a_lost_array_are_no_part_of_its_rows(tmp_path: Path) -> None:
+def test_commas_of_a_lost_array_are_not_part_of_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f"{json.dumps({**ROW, 'n': n})},\n" for n in range(2)))
     assert [one.values["n"] for one in read_all(path)] == [0, 1]

@@ -80,7 +80,7 @@ def test_only_the_key_names_the_metric() -> None:
     assert len(orders) == math.factorial(3)
 
 
-def test_the_order_of_metrics_is_the_seeds_and_the_samples_alone() -> None:
+def test_the_order_of_metrics_depends_only_on_the_seed_and_the_sample() -> None:
     assert order_metrics(("qa", "nli", "e2e"), 1, "s") == order_metrics(METRICS, 1, "s")
     assert len({tuple(order_metrics(METRICS, seed, "s")) for seed in range(50)}) == 6
 
@@ -103,7 +103,7 @@ def test_statements_have_the_same_ending(text: str, line: str) -> None:
 
 
 @given(st.text())
-def test_a_plain_line_is_one_line_and_stays_as_it_is(text: str) -> None:
+def test_a_plain_line_is_one_unchanged_line(text: str) -> None:
     line = plain_line(text)
     assert len(line.splitlines()) <= 1
     assert plain_line(line) == line
@@ -219,7 +219,7 @@ def test_an_empty_sheet_is_refused() -> None:
     assert problems_of(FILLED[:1], KEY[:1]) == ["sheet.csv has no rows. Give the sheet that was filled in"]
 
 
-def test_shares_are_those_counted_by_hand() -> None:
+def test_shares_equal_the_counts_by_hand() -> None:
     rows = summarise_study(read_annotations(("sheet.csv", FILLED), ("key.csv", KEY)), seed=0)
     assert values_of(rows, "fully_correct") == {"e2e": 0.0, "nli": 1.0, "all": 0.5}
     assert values_of(rows, "MISS_ATOM") == {"e2e": 1.0, "nli": 0.0, "all": 0.5}
@@ -252,7 +252,7 @@ def test_agreement_is_that_of_the_match_with_no_errors(
     assert AnnotatedJudgement(1, "nli", score, label, frozenset(errors.split())).agrees == agrees
 
 
-def test_intervals_enclose_the_shares_and_are_none_where_degenerate() -> None:
+def test_intervals_enclose_the_shares_and_degenerate_intervals_are_none() -> None:
     judged = [
         AnnotatedJudgement(item, metric, 1.0, "Correct", frozenset({"DUP_ATOM"} if item % share == 0 else ()))
         for metric, share in (("nli", 2), ("e2e", 8))

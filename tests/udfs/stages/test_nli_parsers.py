@@ -118,7 +118,7 @@ LONE_NONE = ["None", "none.", "- None", "* **None**.", "(none)", "```\nNone\n```
 
 
 @pytest.mark.parametrize("completion", [*LONE_NONE, "None\n\nNote: the text is empty."])
-def test_a_lone_none_is_no_atom(completion: str) -> None:
+def test_a_single_none_is_not_an_atom(completion: str) -> None:
     assert units(completion) == []
     assert revised(completion) == []
 
@@ -187,7 +187,7 @@ def test_lists_that_could_lose_a_statement_are_unparsable(completion: str) -> No
 
 
 @pytest.mark.parametrize("completion", ["", "*", "---"])
-def test_prose_is_no_list_of_statements(completion: str) -> None:
+def test_prose_is_not_a_list_of_statements(completion: str) -> None:
     with pytest.raises(Unparsable):
         revised(completion)
 

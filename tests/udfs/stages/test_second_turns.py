@@ -122,7 +122,7 @@ def test_an_input_of_another_request_ends_the_turn(case: str) -> None:
 
 
 @pytest.mark.parametrize("token", ["<|im_end|>", "</s>", "[/INST]", "</think>", "Human: hello"])
-def test_an_input_may_hold_the_token_itself(token: str) -> None:
+def test_an_input_can_contain_the_token(token: str) -> None:
     text = f"A turn ends at {token} as a rule."
     assert read("extract_claims", f"- {text}\n- It is old.", {"text": text}) == {"claims": [text, "It is old."]}
 
@@ -165,7 +165,7 @@ def test_a_heading_of_thoughts_does_not_hide_the_result(case: str, heading: str)
 
 @pytest.mark.parametrize("gap", ["\n", "\n\n"])
 @pytest.mark.parametrize("case", FREE)
-def test_thoughts_without_an_end_are_no_text(case: str, gap: str) -> None:
+def test_thoughts_without_an_end_are_not_text(case: str, gap: str) -> None:
     stage, variables, completion, _ = CASES[case]
     assert read(stage, f"Thinking:\nThe year fits.{gap}{completion}", variables) is None
 
@@ -207,7 +207,7 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("stage", RESULTS)
-def test_markup_around_a_result_is_no_part_of_it(stage: str) -> None:
+def test_markup_around_a_result_is_not_part_of_it(stage: str) -> None:
     variables, result, expected = RESULTS[stage]
     found = [read(stage, completion, variables) for completion in wrapped(json.dumps(result))]
     assert all(each in (expected, None) for each in found)

@@ -75,13 +75,13 @@ def distances_from_scipy(rows: FloatArray, batch: int) -> list[float]:
 
 
 @pytest.mark.parametrize("shape", SMOOTH_SHAPES)
-def test_limits_are_those_of_scipy_at_2_000_rows(shape: str) -> None:
+def test_limits_equal_scipy_at_2_000_rows(shape: str) -> None:
     assert max(distances_from_scipy(sample(shape, 2_000), batch=200)) < RESAMPLING_NOISE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["ratios", "skewed"])
-def test_limits_are_those_of_scipy_at_10_000_rows(shape: str) -> None:
+def test_limits_equal_scipy_at_10_000_rows(shape: str) -> None:
     assert max(distances_from_scipy(sample(shape, 10_000), batch=100)) < RESAMPLING_NOISE
 
 
@@ -258,18 +258,18 @@ def distances_from_scipys_ratio(sums: FloatArray, sizes: IntArray) -> list[float
 
 
 @pytest.mark.parametrize("shape", CLUSTERS)
-def test_clustered_limits_are_those_of_scipy_at_2_000_rows(shape: Callable[..., Clusters]) -> None:
+def test_clustered_limits_equal_scipy_at_2_000_rows(shape: Callable[..., Clusters]) -> None:
     assert max(distances_from_scipys_ratio(*clusters(shape, 500))) < RESAMPLING_NOISE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", CLUSTERS)
-def test_clustered_limits_are_those_of_scipy_at_10_000_rows(shape: Callable[..., Clusters]) -> None:
+def test_clustered_limits_equal_scipy_at_10_000_rows(shape: Callable[..., Clusters]) -> None:
     assert max(distances_from_scipys_ratio(*clusters(shape, 2_500))) < RESAMPLING_NOISE
 
 
 @pytest.mark.parametrize("shape", [skewed_and_distinct, one_giant])
-def test_clusters_taken_together_in_cells_have_scipys_limits(shape: Callable[..., Clusters]) -> None:
+def test_clusters_grouped_in_cells_have_scipys_limits(shape: Callable[..., Clusters]) -> None:
     sums, sizes = clusters(shape, 2 * MAX_CELLS)
     assert max(distances_from_scipys_ratio(sums, sizes)) < RESAMPLING_NOISE
 
