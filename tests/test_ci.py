@@ -153,7 +153,7 @@ def test_the_commands_of_the_action_are_valid(tmp_path: Path, shims: dict[str, s
     assert compare["junit"] == ".untold/junit.xml"
 
 
-def test_an_input_is_no_command(tmp_path: Path, shims: dict[str, str]) -> None:
+def test_an_input_is_never_run_as_a_command(tmp_path: Path, shims: dict[str, str]) -> None:
     hostile = {name: f"$(touch {tmp_path}/{name}); `touch {tmp_path}/{name}`" for name in ACTION["inputs"]}
     Workflow(tmp_path, tmp_path / "bin", {**hostile, "folder": ".untold"}, shims).run()
     assert not [name for name in hostile if (tmp_path / name).exists()]
@@ -170,7 +170,7 @@ def test_the_cache_is_saved_under_the_key_that_is_restored() -> None:
     assert "always()" in STEPS[names.index("Upload the results")]["if"]
 
 
-def test_the_workflow_gives_the_inputs_of_the_action() -> None:
+def test_the_workflow_passes_the_inputs_of_the_action() -> None:
     workflow = yaml.safe_load(FILES[".github/workflows/untold.yml"])
     (job,) = workflow["jobs"].values()
     (step,) = [step for step in job["steps"] if step.get("id") == "untold"]

@@ -66,7 +66,7 @@ def test_lines_of_cron() -> None:
         check_paths(words)
 
 
-def test_systemd_takes_the_units(tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     service = read("untold-nightly.service")
     (line,) = [line for line in service.splitlines() if line.startswith("ExecStart=")]
     check_paths(shlex.split(line)[1:])
@@ -121,7 +121,7 @@ RAY_JOB = {
 }
 
 
-def test_the_ray_job_has_documented_fields_alone() -> None:
+def test_the_ray_job_only_has_documented_fields() -> None:
     job = yaml.safe_load(read("rayjob.yaml"))
     assert job.keys() == {"apiVersion", "kind", "metadata", "spec"}
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
@@ -139,7 +139,7 @@ def test_the_ray_job_has_documented_fields_alone() -> None:
 
 
 @pytest.mark.slow
-def test_kubernetes_takes_the_pods_of_the_ray_job(tmp_path: Path) -> None:
+def test_kubernetes_accepts_the_pods_of_the_ray_job(tmp_path: Path) -> None:
     cluster = yaml.safe_load(read("rayjob.yaml"))["spec"]["rayClusterSpec"]
     for number, group in enumerate([cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray"}, **group["template"]}
@@ -149,7 +149,7 @@ def test_kubernetes_takes_the_pods_of_the_ray_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_kubernetes_takes_the_cron_job() -> None:
+def test_kubernetes_accepts_the_cron_job() -> None:
     checked = uv("kubernetes-validate", "--strict", str(DEPLOY / "cronjob.yaml"))
     assert checked.returncode == 0, checked.stdout + checked.stderr
 

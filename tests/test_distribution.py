@@ -133,7 +133,7 @@ def built(source: Path) -> dict[str, Sequence[str]]:
 
 
 @pytest.mark.parametrize("kind", ["wheel", "sdist", "editable"])
-def test_a_base_install_works_beside_modules_that_break(
+def test_a_base_install_works_next_to_broken_modules(
     built: dict[str, Sequence[str]], tmp_path: Path, kind: str
 ) -> None:
     environment = Environment(tmp_path)

@@ -177,7 +177,7 @@ def test_files_that_the_docs_name_exist() -> None:
     assert sorted(path for path in named if not (ROOT / path).exists()) == []
 
 
-def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_the_site_builds_strictly_and_loads_no_external_resource(tmp_path: Path) -> None:
     """A broken link, a missing anchor and a page outside of the navigation are errors."""
     build(load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(tmp_path)))
     html = {file.stem: file.read_text(encoding="utf-8") for file in tmp_path.rglob("*.html")}
@@ -214,7 +214,7 @@ def test_words_of_the_glossary_that_name_code_are_there() -> None:
     assert [name for name in named if name not in known] == []
 
 
-def test_a_term_is_told_in_one_sentence_and_is_used() -> None:
+def test_a_term_is_defined_in_one_sentence_and_is_used() -> None:
     assert len(glossary()) >= 40
     text = " ".join(text for file, text in pages() if file != "docs/glossary.md").lower()
     assert [term for term, meaning in glossary() if ". " in meaning or term not in text] == []

@@ -18,7 +18,7 @@ MODULES = sorted(
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_examples_give_what_they_say(module: str) -> None:
+def test_examples_have_the_stated_results(module: str) -> None:
     ran = doctest.testmod(import_module(module))
     assert ran.attempted > 0
     assert ran.failed == 0

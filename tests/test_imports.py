@@ -138,7 +138,7 @@ def test_a_command_imports_no_other() -> None:
     assert {pair for pair in OURS if all(map(is_command, pair))} == PARTS_OF_OTHERS
 
 
-def test_there_is_no_circle() -> None:
+def test_there_is_no_import_cycle() -> None:
     circles = [sorted(part) for part in nx.strongly_connected_components(nx.DiGraph(OURS)) if len(part) > 1]
     assert circles == []
 
@@ -180,7 +180,7 @@ STARTED = (
 PARTS = ("untold.jobs.answer", "untold.jobs.cli", "untold.jobs.metrics", "untold.udfs.statistics", "untold.udfs.stages")
 
 
-def test_a_base_install_imports_what_it_runs() -> None:
+def test_a_base_install_imports_the_modules_that_it_runs() -> None:
     names = [*(f"untold.jobs.{name}" for name in STARTED), *(name for name in MODULES if within(name, PARTS))]
     # None marks a module as not installed
     program = f"import sys, importlib; sys.modules.update(dict.fromkeys({EXTRAS}))\n"
@@ -188,7 +188,7 @@ def test_a_base_install_imports_what_it_runs() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_only_what_makes_calls_loads_what_makes_them() -> None:
+def test_only_modules_that_make_calls_load_the_client_packages() -> None:
     """The import takes a second in each process of a start, and only one process calls an endpoint."""
     names = [f"untold.jobs.{name}" for name in ("score", "plan", "inference.backends.actor_driver")]
     program = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\n"

@@ -80,7 +80,7 @@ def test_a_tiny_judge_is_trained_exported_and_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.gate
-def test_the_exported_module_computes_what_was_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exported_module_computes_the_trained_model(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
@@ -113,7 +113,7 @@ def test_measures_of_pairs_are_printed_with_intervals(tmp_path: Path) -> None:
     assert float(found[3]) >= 75
 
 
-def test_measures_are_those_of_their_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measures_equal_their_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     from judge_measures import area, calibration_error, cascade_threshold, interval
 

@@ -199,7 +199,7 @@ def test_tables_are_read_with_all_columns_of_all_files(tmp_path: Path) -> None:
     assert usage["seconds"].to_pylist() == [None, 1.5]
 
 
-def test_hidden_files_and_folders_are_no_part_of_a_run(tmp_path: Path) -> None:
+def test_hidden_files_and_folders_are_not_part_of_a_run(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     for name in ("_temporary.parquet", ".part-0.parquet.crc", ".half.parquet", "_SUCCESS"):
         (run / "usage" / name).write_bytes(b"not parquet")
@@ -225,7 +225,7 @@ def test_a_run_is_read_by_uri(tmp_path: Path) -> None:
     assert run.table("scores").num_rows == 3
 
 
-def test_unknown_table_names_the_near_ones(tmp_path: Path) -> None:
+def test_an_unknown_table_names_similar_tables(tmp_path: Path) -> None:
     with pytest.raises(UnreadableRunError, match=r"no table 'score'; did you mean scores\?"):
         open_run(write_run(tmp_path)).table("score")
 
@@ -235,7 +235,7 @@ def test_a_directory_without_manifest_is_refused(tmp_path: Path) -> None:
         open_run(tmp_path)
 
 
-def test_a_running_run_is_refused_unless_asked_for(tmp_path: Path) -> None:
+def test_a_running_run_is_refused_by_default(tmp_path: Path) -> None:
     run = write_run(tmp_path, status="running")
     with pytest.raises(UnreadableRunError, match="has not ended"):
         open_run(run)

@@ -1,4 +1,4 @@
-"""The command for the slow tests: all of them run, whatever fails, and the summary counts them."""
+"""Test the command for the slow tests: it runs all tests, even after failures, and counts the results."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def run(folder: Path, tests: str) -> tuple[int, list[list[str]], str]:
 
 
 @pytest.mark.gate
-def test_all_slow_tests_run_and_are_counted_whatever_fails(tmp_path: Path) -> None:
+def test_all_slow_tests_run_and_are_counted_after_failures(tmp_path: Path) -> None:
     code, lines, output = run(tmp_path, TESTS)
     assert code == 1, output
     (alone, shared, total), failed = lines[1:4], lines[4:6]

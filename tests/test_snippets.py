@@ -63,7 +63,7 @@ RUN_ELSEWHERE = {
     "untold estimate --proxy judge --input answered/samples --metric nli --judge-budget 20 --output estimated": (
         "tests/runs/test_judge_budget.py"
     ),
-    # The samples of these commands are those of a project
+    # The samples of these commands belong to a project
     **dict.fromkeys(
         (
             *(
@@ -314,12 +314,12 @@ def test_json_is_json(one: Snippet) -> None:
 
 
 @pytest.mark.parametrize("one", [one for one in SNIPPETS if one.language == "yaml"], ids=lambda one: one.page)
-def test_yaml_holds_settings(one: Snippet) -> None:
+def test_yaml_contains_settings(one: Snippet) -> None:
     """Settings are valid. The command reads the settings of systems, and tests/test_ci.py the files of CI."""
     assert one.title in ("systems.yaml", *CI_FILES) or read_yaml(one.text, one.page).problems == []
 
 
-def test_the_package_that_adds_a_metric_is_the_one_that_is_tested() -> None:
+def test_the_documented_package_that_adds_a_metric_is_tested() -> None:
     toml, mask = [one for one in SNIPPETS if one.language == "toml"]
     assert "untold.masks" in mask.text
     groups = tomllib.loads(toml.text)["project"]["entry-points"]
@@ -329,7 +329,7 @@ def test_the_package_that_adds_a_metric_is_the_one_that_is_tested() -> None:
     assert INCLUDED in PYTHON["docs/howto/extend.md"]
 
 
-def test_a_line_of_cron_starts_a_command_that_is_one(folder: Path) -> None:
+def test_a_line_of_cron_starts_a_valid_command(folder: Path) -> None:
     (cron,) = [one.text for one in SNIPPETS if one.language == "cron"]
     command = cron.split(maxsplit=5)[5].replace("\\%", "%").replace("/data", str(folder))
     shim = folder / "bin" / "untold"
@@ -343,7 +343,7 @@ def test_a_line_of_cron_starts_a_command_that_is_one(folder: Path) -> None:
     assert (name, options["output"], options["date"]) == ("nightly", "nightly/{date}", None)
 
 
-def test_a_command_reads_what_earlier_ones_write() -> None:
+def test_a_command_reads_the_outputs_of_earlier_commands() -> None:
     assert (read_by("untold compare ranked"), written_by(WRITERS["ranked"])) == ({"ranked"}, {"ranked"})
     assert read_by(WRITERS["ranked"]) == {"answered"}
     assert read_by("untold prune --store nightly/completions --keep-outputs 'nightly/2026-11-*'") == {"nightly"}
@@ -388,13 +388,13 @@ def test_the_python_of_a_page_works(
 
 
 @pytest.mark.gate
-def test_the_notebook_shows_what_the_commands_wrote(user: User, folder: Path) -> None:
+def test_the_notebook_shows_the_outputs_of_the_commands(user: User, folder: Path) -> None:
     user.prepare(["results"])
     shown = execute({"results": (path_of("results"), folder / "results")})["results"]
     assert "results: finished" in text_of(shown["look"])
 
 
-def test_the_nightly_run_has_a_store_of_its_own(user: User, folder: Path) -> None:
+def test_the_nightly_run_has_its_own_store(user: User, folder: Path) -> None:
     user.prepare(["nightly"])
     scores = open_run(str(folder / "nightly" / "2026-11-20")).table("scores").to_pylist()
     assert [row["status"] for row in scores] == ["ok"]

@@ -20,23 +20,23 @@ MARKS = ("slow", "gate", "hypothesis", "graphframes", "alone")
 # One whole job per metric, on a real Spark and a real Ray, compared with brute force
 WHOLE_JOBS = {
     "e2e": "tests/runs/test_faults.py::test_every_fault_is_accounted_for",
-    "nli": "tests/runs/test_nli.py::test_scores_and_statuses_are_those_of_brute_force",
-    "qa": "tests/runs/test_qa.py::test_scores_and_statuses_are_those_of_brute_force",
-    "icat": "tests/runs/test_icat.py::test_scores_measures_and_statuses_are_those_of_the_definition",
-    "importance": "tests/runs/test_importance.py::test_scores_are_those_of_brute_force",
+    "nli": "tests/runs/test_nli.py::test_scores_and_statuses_equal_brute_force",
+    "qa": "tests/runs/test_qa.py::test_scores_and_statuses_equal_brute_force",
+    "icat": "tests/runs/test_icat.py::test_scores_measures_and_statuses_equal_the_definition",
+    "importance": "tests/runs/test_importance.py::test_scores_equal_brute_force",
     "longrecall": "tests/runs/test_longrecall.py::test_every_table_is_that_of_brute_force",
-    "nuggets": "tests/runs/test_nuggets.py::test_all_tables_are_those_of_brute_force",
-    "rag": "tests/runs/test_rag.py::test_measures_are_those_of_brute_force",
-    "citations": "tests/runs/test_citations.py::test_all_tables_are_those_of_brute_force",
+    "nuggets": "tests/runs/test_nuggets.py::test_all_tables_equal_brute_force",
+    "rag": "tests/runs/test_rag.py::test_measures_equal_brute_force",
+    "citations": "tests/runs/test_citations.py::test_all_tables_equal_brute_force",
     "answer_relevancy": "tests/runs/test_answer_relevancy.py::test_all_tables_are_those_of_brute_force",
-    "rubric": "tests/runs/test_rubric.py::test_all_tables_are_those_of_brute_force",
+    "rubric": "tests/runs/test_rubric.py::test_all_tables_equal_brute_force",
 }
 # One kill per writer, and one of a whole run
 KILLS = {
     "a whole run": "tests/runs/test_kill.py::test_a_killed_run_continues_without_paying_twice[once]",
     "segments": "tests/jobs/inference/test_actor_driver.py::test_a_killed_actor_loses_requests_since_its_last_write",
     "batches": "tests/jobs/inference/test_batch_jobs.py::test_a_kill_before_and_after_each_call_costs_nothing[10.0]",
-    "tables": "tests/jobs/run/test_output.py::test_a_kill_while_tables_are_replaced_is_no_whole_output",
+    "tables": "tests/jobs/run/test_output.py::test_a_kill_during_the_replacement_of_tables_leaves_an_incomplete_output",
 }
 OTHERS = {
     "a faulty endpoint": WHOLE_JOBS["e2e"],
@@ -44,7 +44,7 @@ OTHERS = {
     "a process of the command": "tests/test_snippets.py::test_a_command_works"
     "[untold score --input answers.jsonl --output results --metric e2e]",
     "an index and a search": "tests/runs/test_index.py::test_an_index_is_made_searched_and_grown",
-    "a large graph in Spark": "tests/graph/test_distributed.py::test_condenser_sends_graphs_where_they_fit",
+    "a large graph in Spark": "tests/graph/test_distributed.py::test_the_condenser_sends_small_graphs_to_tasks",
 }
 NAMED = {*WHOLE_JOBS.values(), *KILLS.values(), *OTHERS.values()}
 
@@ -68,7 +68,7 @@ def test_a_job_of_each_metric_is_named() -> None:
 
 
 def test_the_quick_tier_has_the_tests_that_are_named() -> None:
-    """The options are those of pyproject.toml, as in README's command."""
+    """The options come from pyproject.toml, as in the command in the README."""
     command = [sys.executable, "-m", "pytest", "--collect-only", *sorted({one.split("::")[0] for one in NAMED})]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr

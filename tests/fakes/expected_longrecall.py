@@ -196,7 +196,7 @@ def _resolved(text: str, facts: list[Fact], asker: _Asker) -> list[Fact]:
 def _entailing(
     number: int, reference: Fact, generated: Sequence[Fact], near: Sequence[Any], step: str, asker: _Asker
 ) -> Verdict:
-    """Return the entailed ones of candidates (position, J, L, cosine), by rank."""
+    """Return the entailed candidates (position, J, L, cosine) by rank."""
     texts = [generated[position - 1].text for position, *_ in near]
     if not texts:
         return [], None, []

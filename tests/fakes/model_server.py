@@ -87,7 +87,7 @@ class ModelServer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the model server on port {self.port} did not start; its error stands above")
+            raise RuntimeError(f"the model server on port {self.port} did not start; see the error above")
         self._control_port = json.loads(line)["control_port"]
 
     def stop(self) -> None:

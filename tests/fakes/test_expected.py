@@ -33,7 +33,7 @@ def _sample(response: str, *contexts: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("metric", ORACLES)
 @pytest.mark.parametrize("contexts", [(), ("IRRELEVANT weather.", "IRRELEVANT remark.")])
-def test_without_a_context_to_use_nothing_else_is_asked(metric: str, contexts: Sequence[str]) -> None:
+def test_without_a_usable_context_no_other_request_is_sent(metric: str, contexts: Sequence[str]) -> None:
     conclude, count, options, _ = ORACLES[metric]
     sample = _sample("Ada Mill lives in Lyon.", *contexts)
     found = conclude(sample, options)
@@ -42,7 +42,7 @@ def test_without_a_context_to_use_nothing_else_is_asked(metric: str, contexts: S
 
 
 @pytest.mark.parametrize("metric", ORACLES)
-def test_a_blank_response_is_not_asked_and_covers_nothing(metric: str) -> None:
+def test_a_blank_response_needs_no_request_and_covers_nothing(metric: str) -> None:
     conclude, count, options, stages = ORACLES[metric]
     sample = _sample(" ", "Ada Mill lives in Lyon.")
     assert conclude(sample, options).score == 0.0

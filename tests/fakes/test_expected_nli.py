@@ -37,7 +37,7 @@ def test_statements_are_covered_where_the_response_entails_them() -> None:
     assert expected.bounds == (1 / 3, 1 / 3)
 
 
-def test_the_basis_leaves_out_what_another_missing_statement_entails() -> None:
+def test_the_basis_omits_statements_that_another_missing_statement_entails() -> None:
     context = "Ada Mill lives in France. Ada Mill lives in Lyon. Ada Mill lives in Europe. Ada Mill lives in Osaka."
     expected = expected_nli(_sample("", context), Options())
     assert [(statement.text[18:-1], statement.in_basis) for statement in expected.statements] == [
@@ -67,7 +67,7 @@ def test_members_of_the_response_come_last_and_never_represent() -> None:
     assert statement == _statement(members[0], *members, covered=True)
 
 
-def test_members_that_no_context_gave_come_last_even_where_they_appear_first() -> None:
+def test_members_without_a_context_come_last_even_if_they_appear_first() -> None:
     fleets = (Fact("fleet", "exact", "ada mill", f"exactly {number}") for number in range(1, 100))
     fleet = next(one for one in fleets if not _passes(one.sentence(0), 1) and _passes(one.sentence(1), 1))
     dropped, kept = fleet.sentence(0), fleet.sentence(1)
@@ -145,7 +145,7 @@ def test_five_responses_to_each_of_forty_queries_share_the_pairs_of_their_contex
     assert counted > 0.5 * (alone + between)
 
 
-def test_bounds_hold_for_every_completion_of_what_is_unjudged() -> None:
+def test_bounds_hold_for_all_labels_of_the_unjudged_pairs() -> None:
     widths = []
     for world in worlds(40, "noisy"):
         sample = world.samples()[0]

@@ -37,7 +37,7 @@ def _statement_of(expected: Any, answer: str) -> ExpectedStatement:
     return found
 
 
-def test_the_basis_leaves_out_what_another_missing_answer_entails() -> None:
+def test_the_basis_omits_answers_that_another_missing_answer_entails() -> None:
     context = "Ada Mill lives in France. Ada Mill lives in Lyon. Ada Mill lives in Osaka."
     statements = expected_qa(_sample("", context), _SURE).statements
     bases = {normalise(one.text.partition(" A: ")[2]): one.in_basis for one in statements}
@@ -121,7 +121,7 @@ def test_lengths_are_compared_by_tool_by_judge_or_without_asking(
     assert count_tool_turns([sample], options) == turns
 
 
-def test_questions_of_contexts_alone_are_shared_by_all_responses() -> None:
+def test_questions_of_contexts_are_shared_by_all_responses() -> None:
     contexts = ("Ada Mill lives in Lyon. It is 5 km long.", "Ada Mill lives in Nantes.")
     samples = [
         _sample(f"Ada Mill likes {taste}. It lives in {home}.", *contexts)
@@ -134,14 +134,14 @@ def test_questions_of_contexts_alone_are_shared_by_all_responses() -> None:
     assert shared["answer_questions"] == 2 + 4
 
 
-def test_where_no_question_passes_nothing_is_answered() -> None:
+def test_without_a_passing_question_nothing_is_answered() -> None:
     sample = _sample("Bo Lane lives in Lyon.", "Bo Lane lives in Osaka. Bo Lane lives in Lyon.")
     assert expected_qa(sample, _SURE).status == "no_statements"
     assert count_requests([sample], _SURE)["answer_questions"] == 0
 
 
 @pytest.mark.gate
-def test_bounds_hold_for_every_completion_of_what_is_unjudged() -> None:
+def test_bounds_hold_for_all_labels_of_the_unjudged_pairs() -> None:
     widths = []
     for world in qa_worlds(60, "noisy"):
         sample, options = world.samples()[0], Options("noisy")
@@ -163,7 +163,7 @@ def test_bounds_hold_for_every_completion_of_what_is_unjudged() -> None:
 
 
 @pytest.mark.parametrize("judge", JUDGES)
-def test_hundreds_of_worlds_hold_everything_that_matters(judge: str) -> None:
+def test_hundreds_of_worlds_contain_all_cases(judge: str) -> None:
     seen: Counter[str] = Counter()
     for world in qa_worlds(300, judge):
         expected = expected_qa(world.samples()[0], Options(judge))

@@ -88,7 +88,7 @@ def test_digits_and_expected_scores_fall_on_two_sides_of_a_threshold() -> None:
 
 
 @pytest.mark.parametrize("judge", ["closed", "steps", "noisy"])
-def test_the_server_tells_the_truth_in_forms_that_are_read(judge: str) -> None:
+def test_the_server_returns_the_truth_in_readable_formats(judge: str) -> None:
     for world in worlds(30, judge):
         sample = world.samples()[0]
         facts = [fact for context in sample["contexts"] for fact in facts_of(context)]
@@ -151,7 +151,7 @@ def test_worlds_hold_every_case() -> None:
     assert set(VERDICTS) <= set(counts)
 
 
-def test_a_server_of_sentences_tells_verbatim_what_is_said_and_covered() -> None:
+def test_a_server_of_sentences_returns_the_covered_sentences_verbatim() -> None:
     def told(stage: str, **variables: Any) -> Any:
         payload = {"stage": stage, **variables}
         said = find_answer("verbatim")(payload)

@@ -90,12 +90,12 @@ def test_coverage_is_answered_with_every_sentence_once_and_its_contexts(server: 
 @pytest.mark.parametrize(
     ("text", "summary"), [("Yes, it's <so>. IRRELEVANT it is.\nEnd.", "Yes, it's <so>. End."), ("IRRELEVANT.", "None")]
 )
-def test_a_summary_leaves_out_what_is_marked_irrelevant(server: ModelServer, text: str, summary: str) -> None:
+def test_a_summary_omits_the_text_that_is_marked_irrelevant(server: ModelServer, text: str, summary: str) -> None:
     _, content = _post(server, _prompt("summarise_context", query="q", text=text))
     assert _text(content) == summary == (expected_summary(text) or "None")
 
 
-def test_a_prompt_that_is_no_json_gets_the_fixed_answer(server: ModelServer) -> None:
+def test_a_prompt_without_json_gets_the_fixed_answer(server: ModelServer) -> None:
     assert _text(_post(server, "Please rate this.")[1]) == find_answer("fixed")({})
 
 
@@ -169,7 +169,7 @@ def test_chunked_bodies_are_read(server: ModelServer) -> None:
     assert _raw(server, head + chunks, 1).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-def test_a_body_that_is_no_request_is_a_400(server: ModelServer) -> None:
+def test_an_invalid_body_is_a_400(server: ModelServer) -> None:
     assert _post(server, messages=7)[0] == 400
 
 

@@ -109,7 +109,7 @@ def test_other_texts_normalise_to_other_nodes(text: str) -> None:
         ("Ada Mill likes tea.", "Well, well.", "neutral", "neutral"),
     ],
 )
-def test_judges_tell_the_relation(premise: str, hypothesis: str, closed: str, steps: str) -> None:
+def test_judges_return_the_relation(premise: str, hypothesis: str, closed: str, steps: str) -> None:
     assert (relate(premise, hypothesis, "closed"), relate(premise, hypothesis, "steps")) == (closed, steps)
 
 
@@ -124,7 +124,7 @@ def test_only_the_closed_judge_is_transitive() -> None:
     assert min(_broken_triples("steps"), _broken_triples("noisy")) > 100
 
 
-def test_the_noisy_judge_answers_by_the_pair_alone_and_errs_in_an_eighth_of_the_pairs() -> None:
+def test_the_noisy_judge_depends_only_on_the_pair_and_is_wrong_for_an_eighth_of_the_pairs() -> None:
     texts = [fact.sentence(form) for fact in _EVERY for form in range(fact.forms)]
     pairs = list(permutations(texts, 2))
     errors = sum(relate(*pair, "noisy") != relate(*pair, "closed") for pair in pairs) / len(pairs)
@@ -175,7 +175,7 @@ def test_a_pronoun_without_a_subject_before_it_stays() -> None:
     assert revise("It likes tea. Ada Mill likes tea.", ["It likes tea."]) == ["It likes tea."]
 
 
-def test_what_is_asked_for_is_needed_and_other_subjects_are_foreign() -> None:
+def test_requested_subjects_are_needed_and_other_subjects_are_foreign() -> None:
     statements = ["Ada Mill lives in Lyon.", "Bo Lane lives in Lyon.", "Well, well."]
     assert rate(_QUERY, statements) == [NEEDED, FOREIGN, FOREIGN]
 
@@ -204,7 +204,7 @@ def test_an_expected_score_weighs_the_digits_that_are_shown(
 
 
 @pytest.mark.parametrize("top", [3, 5, 10, 20])
-def test_ratings_are_clear_of_the_threshold_and_two_of_them_turn_the_digit_said(top: int) -> None:
+def test_ratings_are_far_from_the_threshold_and_two_ratings_change_the_digit(top: int) -> None:
     every = [NEEDED, FOREIGN, *RELATED]
     scores = [expected_score(odds, next(iter(odds)), top) for odds in every]
     assert all(abs(score - _THRESHOLD) > 0.3 for score in scores)
@@ -233,7 +233,7 @@ def _weigh(token: Mapping[str, Any]) -> float:
     return sum(digit * share for digit, share in digits.items()) / sum(digits.values())
 
 
-def test_the_server_tells_the_truth_of_any_world_through_the_templates(server: ModelServer) -> None:
+def test_the_server_returns_the_truth_of_any_world_for_all_templates(server: ModelServer) -> None:
     asked = [
         payload for world in worlds(6) for sample in world.samples() for payload in payloads(sample, world.options)
     ]
@@ -268,7 +268,7 @@ def _check(payload: Mapping[str, Any], said: Said, judge: str) -> None:
         assert read["relation"] == relate(payload["premise"], payload["hypothesis"], judge)
 
 
-def test_worlds_are_of_their_seed_alone() -> None:
+def test_worlds_depend_only_on_their_seed() -> None:
     assert World(7).samples(5)[:2] == World(7).samples(2)
     assert World(7).samples() != World(8).samples()
     named = World(7, ids=True).samples()[0]["contexts"]
@@ -276,7 +276,7 @@ def test_worlds_are_of_their_seed_alone() -> None:
 
 
 @pytest.mark.parametrize("judge", JUDGES)
-def test_hundreds_of_worlds_hold_everything_that_matters(judge: str) -> None:
+def test_hundreds_of_worlds_contain_all_cases(judge: str) -> None:
     seen: Counter[str] = Counter()
     every = worlds(300, judge)
     for world in every:

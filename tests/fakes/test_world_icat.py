@@ -53,7 +53,7 @@ def in_the_server(payload: Mapping[str, Any], judge: str = "closed") -> Any:
     return STAGES[payload["stage"]].parse(said if isinstance(said, str) else said.text, payload)
 
 
-def test_a_chunk_says_what_its_sentences_say() -> None:
+def test_a_chunk_states_the_facts_of_its_sentences() -> None:
     assert relate_text(CHUNKS[0].text, "Ada Mill was founded in the 1910s.", "closed") == "entailment"
     assert relate_text(CHUNKS[1].text, "Ada Mill owns exactly 3 boats.", "closed") == "contradiction"
     assert relate_text(CHUNKS[2].text, "Ada Mill likes tea.", "closed") == "neutral"
@@ -73,7 +73,7 @@ def test_a_chunk_says_what_its_sentences_say() -> None:
         ("Well, well.", "the year of the founding of Ada Mill", False),
     ],
 )
-def test_a_claim_covers_what_it_states_or_implies(claim: str, aspect: str, covered: bool) -> None:
+def test_a_claim_covers_the_facts_that_it_states_or_implies(claim: str, aspect: str, covered: bool) -> None:
     assert covers(claim, aspect) is covered
 
 
@@ -100,7 +100,7 @@ def test_claims_verdicts_and_aspects_by_hand() -> None:
     }
 
 
-def test_early_stop_changes_the_evidence_alone() -> None:
+def test_early_stop_changes_only_the_evidence() -> None:
     chunks = [CHUNKS[2], CHUNKS[0], *[CHUNKS[1]] * 3]
     sample = {"query": QUERY, "response": "Ada Mill lives in France. Ada Mill was founded in 1912."}
     stopped, whole = (expected_icat(sample, lambda _: chunks, Options(early_stop=early)) for early in (True, False))
@@ -109,7 +109,7 @@ def test_early_stop_changes_the_evidence_alone() -> None:
     assert (stopped.measures, stopped.aspects) == (whole.measures, whole.aspects)
 
 
-def test_bounds_of_what_was_lost_by_hand() -> None:
+def test_the_bounds_of_lost_requests_by_hand() -> None:
     def lost(claim: str, chunk: str) -> bool:
         return chunk == CHUNKS[2].text
 
@@ -149,7 +149,7 @@ def test_chunks_overlap_and_none_is_superfluous() -> None:
 
 
 @pytest.mark.parametrize("judge", ["closed", "steps", "noisy"])
-def test_the_server_tells_the_truth_in_forms_that_are_read(judge: str) -> None:
+def test_the_server_returns_the_truth_in_readable_formats(judge: str) -> None:
     for world in icat_worlds(30, judge):
         for sample in world.samples(2):
             claims = [claim.strip() for claim in claims_of(sample["response"])]
@@ -213,7 +213,7 @@ def test_worlds_hold_every_case() -> None:
     assert {"supported", "contradicted", "not_supported", "ok", "no_statements"} <= set(counts)
 
 
-def test_a_world_is_of_its_seed_alone() -> None:
+def test_a_world_depends_only_on_its_seed() -> None:
     assert [world.samples(2) for world in icat_worlds(5, first=7)] == [world.samples(2) for world in WORLDS[7:12]]
     assert [world.documents for world in icat_worlds(5, first=7)] == [world.documents for world in WORLDS[7:12]]
     assert WORLDS[3].samples(3)[:1] == WORLDS[3].samples(1)

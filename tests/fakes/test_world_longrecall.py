@@ -56,7 +56,9 @@ WORLDS = longrecall_worlds(160)
         ("The weather of day 3.", ["the weather of day 3", "Ada Mill likes tea."], [1]),
     ],
 )
-def test_candidates_entail_what_they_state_together(reference: str, candidates: list[str], subset: list[int]) -> None:
+def test_candidates_together_entail_the_facts_that_they_state(
+    reference: str, candidates: list[str], subset: list[int]
+) -> None:
     assert minimal_subset(reference, candidates) == subset
     assert entails(reference, candidates) == bool(subset)
     assert map_all(["Nothing is known.", reference], candidates) == [[], subset]
@@ -76,7 +78,7 @@ def test_a_subset_is_the_smallest_that_entails_and_of_these_the_first() -> None:
             assert minimal_subset(reference, generated) == next(iter(subsets), [])
 
 
-def test_another_form_says_the_same() -> None:
+def test_another_form_has_the_same_meaning() -> None:
     random = Random("forms")
     for world in WORLDS:
         for saying in world.sayings:
@@ -102,7 +104,7 @@ def test_a_pronoun_is_the_subject_named_last() -> None:
     assert resolve_all("It likes tea.", ["It likes tea."]) == ["It likes tea."]
 
 
-def test_claims_of_the_other_metrics_are_as_they_were() -> None:
+def test_claims_of_the_other_metrics_do_not_change() -> None:
     texts = [sample["response"] for world in worlds(200) for sample in world.samples(2)]
     assert not any(map(is_extended, texts))
     assert [extracted(text) for text in texts] == [claims_of(text) for text in texts]
@@ -149,7 +151,7 @@ def _text(reference: str | Mapping[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("judge", JUDGES)
-def test_the_server_tells_the_truth_in_forms_that_are_read(judge: str) -> None:
+def test_the_server_returns_the_truth_in_readable_formats(judge: str) -> None:
     for world in longrecall_worlds(40, judge):
         references, generated = _facts(world)
         if not generated:
@@ -168,7 +170,7 @@ def test_the_server_tells_the_truth_in_forms_that_are_read(judge: str) -> None:
 
 
 @pytest.mark.parametrize("segmentation", ["list", "sentences"])
-def test_the_server_resolves_what_is_cut_out_of_texts(segmentation: Any) -> None:
+def test_the_server_resolves_the_facts_of_texts(segmentation: Any) -> None:
     changed = 0
     for world in WORLDS:
         texts = [sample["response"] for sample in world.samples(2)]
@@ -263,7 +265,7 @@ def test_every_variant_of_a_saying_entails_it_or_not() -> None:
     assert {name for name, truths in entailing.items() if truths == {False}} == {"namesake", "background"}
 
 
-def test_a_world_is_of_its_seed_alone() -> None:
+def test_a_world_depends_only_on_its_seed() -> None:
     again = longrecall_worlds(5, first=7)
     assert [world.references for world in again] == [world.references for world in WORLDS[7:12]]
     assert [world.samples(2) for world in again] == [world.samples(2) for world in WORLDS[7:12]]

@@ -110,7 +110,7 @@ def _relation(payload: Mapping[str, Any], completion: str) -> str:
     return relation
 
 
-def test_every_question_reads_back_whatever_its_case() -> None:
+def test_every_question_is_parsed_in_any_case() -> None:
     assert set(PHRASINGS) == set(QA_TOPICS)
     for topic, phrasing in product(QA_TOPICS, range(3)):
         question = ask_for(topic, "ada mill", phrasing)
@@ -151,7 +151,7 @@ def test_every_answer_reads_back_as_its_fact() -> None:
         ("home", "a boat", "Lyon", "neutral", "neutral"),
     ],
 )
-def test_judges_tell_the_relation_of_answers(topic: str, first: str, second: str, closed: str, steps: str) -> None:
+def test_judges_return_the_relation_of_answers(topic: str, first: str, second: str, closed: str, steps: str) -> None:
     question = ask_for(topic, "ada mill")
     assert [relate_answers(question, first, second, judge) for judge in ("closed", "steps")] == [closed, steps]
 
@@ -199,7 +199,7 @@ def _ends(edges: set[tuple[str, str, str]], question: str, start: str) -> list[s
     return [second for asked, first, second in edges if (asked, first) == (question, start)]
 
 
-def test_the_tool_says_of_all_lengths_what_the_world_says() -> None:
+def test_the_tool_agrees_with_the_world_for_all_lengths() -> None:
     for first, second in product(_QUANTITIES, repeat=2):
         assert compare_quantities(first, second).outcome == compare_lengths(first, second), (first, second)
     plain = [*LENGTHS, DURATION]
@@ -217,7 +217,7 @@ def test_questions_are_mined_from_the_facts_of_a_text() -> None:
     assert mine(_QUERY, "Well, well.") == []
 
 
-def test_refinement_merges_phrasings_and_rates_what_is_left() -> None:
+def test_refinement_merges_phrasings_and_rates_the_rest() -> None:
     mined = [ask_for("home", "bo lane", 1), _QUERY, ask_for("home", "ada mill", 1), ask_for("home", "ada mill", 0)]
     refined = refine(_QUERY, mined)
     assert refined[:2] == [("Where does Bo Lane live?", FOREIGN), (_HOME, NEEDED)]
@@ -225,7 +225,7 @@ def test_refinement_merges_phrasings_and_rates_what_is_left() -> None:
     assert refine(_QUERY, [_QUERY]) == []
 
 
-def test_answers_are_of_the_text_alone_at_its_level_of_generality() -> None:
+def test_answers_depend_only_on_the_text_and_its_level_of_generality() -> None:
     text = (
         "Ada Mill lives in Lyon. The home of Ada Mill is in Italy. Bo Lane likes tea. Europe is where Ada Mill lives."
     )
@@ -235,7 +235,7 @@ def test_answers_are_of_the_text_alone_at_its_level_of_generality() -> None:
 
 
 @pytest.mark.parametrize("top", [3, 5, 10, 20])
-def test_confidences_are_clear_of_the_threshold_and_two_of_them_turn_the_digit_said(top: int) -> None:
+def test_confidences_are_far_from_the_threshold_and_two_confidences_change_the_digit(top: int) -> None:
     scores = [expected_score(odds, next(iter(odds)), top) for odds in CONFIDENCES]
     assert all(abs(score - Options().confidence) > 0.15 for score in scores)
     turned = [_turns(odds, score) for odds, score in zip(CONFIDENCES, scores, strict=True)]
@@ -253,7 +253,7 @@ def test_answers_are_restated_as_their_sentence() -> None:
     assert all(read_fact(restate(ask_for(fact.topic, fact.subject), fact.written)) == (fact, 0) for fact in _EVERY)
 
 
-def test_an_answer_says_once_what_the_contexts_say_of_the_query() -> None:
+def test_an_answer_states_each_fact_of_the_contexts_once() -> None:
     contexts = [
         "It lives. Ada Mill lives in Lyon. It is 5 km long and likes tea.",
         "Bo Lane lives in Lyon. ADA MILL LIVES IN LYON",
@@ -300,7 +300,7 @@ def _check_digits(digits: Sequence[Any], rated: Sequence[tuple[str, Odds]], said
     assert [str(digit.value) for digit in digits] == [next(iter(odds)) for _, odds in rated]
 
 
-def test_the_server_tells_the_truth_of_any_world_through_the_templates(server: ModelServer) -> None:
+def test_the_server_returns_the_truth_of_any_world_for_all_templates(server: ModelServer) -> None:
     asked = [payload for world in qa_worlds(6) for payload in payloads(world.samples()[0], Options())]
     asked += [
         {"stage": "generate_answer", "query": _QUERY, "contexts": ["Ada Mill lives in Lyon."]},

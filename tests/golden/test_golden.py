@@ -108,7 +108,7 @@ def test_a_missing_column_a_missing_table_and_another_type_are_found(frozen: Tab
     assert found == Difference("scores", "", "covered", "int64", "int32")
 
 
-def test_a_column_renamed_on_purpose_is_no_difference(frozen: Tables) -> None:
+def test_a_column_renamed_on_purpose_is_not_a_difference(frozen: Tables) -> None:
     names = {"score_low": "a_low_score"}
     now = changed(frozen, "scores", rename_columns(frozen["scores"], names))
     assert find_difference(frozen, now) is not None

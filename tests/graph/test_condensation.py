@@ -70,7 +70,7 @@ def reversed_pairs(pairs: Iterable[Edge]) -> list[Edge]:
 @pytest.mark.gate
 @examples(300)
 @given(named_digraphs())
-def test_a_batch_of_graphs_is_what_networkx_says_of_each(graphs: dict[str, Digraph]) -> None:
+def test_a_batch_of_graphs_equals_networkx_for_each_graph(graphs: dict[str, Digraph]) -> None:
     assert condense(graphs) == expected_rows(graphs)
 
 
@@ -96,7 +96,7 @@ def test_nodes_may_have_any_numbers(graphs: dict[str, Digraph], numbers: list[in
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_is_what_networkx_says(name: str) -> None:
+def test_a_family_of_graphs_equals_networkx(name: str) -> None:
     family = {name: FAMILIES[name]}
     assert condense(family) == expected_rows(family)
     named = {name: as_strings(FAMILIES[name])}
@@ -104,7 +104,7 @@ def test_a_family_is_what_networkx_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_seeded_graphs_are_what_networkx_says(seed: int) -> None:
+def test_seeded_graphs_equal_networkx(seed: int) -> None:
     chance = random.Random(seed)
     graphs = {
         f"{number}": random_digraph(
@@ -119,7 +119,7 @@ def test_seeded_graphs_are_what_networkx_says(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_a_large_graph_is_what_networkx_says(name: str) -> None:
+def test_a_large_graph_equals_networkx(name: str) -> None:
     large = {name: LARGE[name]}
     assert condense(large) == expected_rows(large)
 
@@ -251,7 +251,7 @@ def test_without_unjudged_pairs_the_bounds_are_the_score(seed: int) -> None:
     assert row["low"] == row["high"] == score_of(graph.nodes, graph.edges)
 
 
-def test_bounds_may_lie_on_both_sides_of_the_score() -> None:
+def test_bounds_can_be_on_both_sides_of_the_score() -> None:
     nodes = (Node(0, False, True), Node(1, True, False), Node(2, True, False), Node(3, True, False))
     unjudged = (Edge(1, 2, False), Edge(2, 1, False), Edge(0, 3, False))
     row = only(Digraph(nodes, (Edge(0, 1), Edge(0, 2), *unjudged)))
@@ -347,7 +347,7 @@ def columns(batch: pa.RecordBatch) -> dict[str, Any]:
     return dict(zip(batch.schema.names, batch.columns, strict=True))
 
 
-def test_a_batch_without_rows_gives_one() -> None:
+def test_a_batch_without_rows_has_a_batch_as_its_result() -> None:
     (batch,) = condense_batches(iter([to_batch(FAMILIES).slice(0, 0)]))
     assert batch.num_rows == 0
     assert batch.schema.equals(condense_batch(to_batch(FAMILIES)).schema)

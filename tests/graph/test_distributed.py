@@ -95,7 +95,7 @@ def test_equals_networkx_for_any_digraph(spark: SparkSession, tmp_path: Path, gr
     assert found == expected_rows(graphs)
 
 
-def test_condenser_sends_graphs_where_they_fit(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_condenser_sends_small_graphs_to_tasks(spark: SparkSession, tmp_path: Path) -> None:
     graphs = {
         **{name: as_strings(FAMILIES[name]) for name in ("isolated", "duplicates", "chain of one 2-cycle", "unjudged")},
         "large": as_strings(chain_of_cycles([3, 4], response=0)),
@@ -107,7 +107,9 @@ def test_condenser_sends_graphs_where_they_fit(spark: SparkSession, tmp_path: Pa
 
 
 @pytest.mark.parametrize("method", ["auto", "local"])
-def test_condenser_asks_nobody_where_all_fit(spark: SparkSession, tmp_path: Path, method: str) -> None:
+def test_the_condenser_uses_no_library_if_all_graphs_are_small(
+    spark: SparkSession, tmp_path: Path, method: str
+) -> None:
     limit = 1 if method == "local" else 1000
     found = condense(spark, tmp_path, FAMILIES, None, limit=limit, method=method)
     assert found == expected_rows(FAMILIES)

@@ -82,7 +82,7 @@ def edges(graph: Any, name: str) -> set[tuple[str, str]]:
     return {(first, second) for first, second, edge in graph.edges(data=True) if edge.get(name)}
 
 
-def test_what_is_missing_comes_first_and_the_basis_leads() -> None:
+def test_missing_statements_come_first_and_the_basis_leads() -> None:
     assert [row["statement_id"] for row in order_statements(STATEMENTS)] == ["s0", "s1", "s3", "s4", "s5"]
 
 
@@ -175,7 +175,7 @@ def test_an_entailment_and_a_contradiction_between_two_statements_both_stay() ->
     assert dict(graph.edges["s", "t"]) == {"entailment": True, "contradiction": True}
 
 
-def test_without_atoms_contexts_stand_beside_what_they_state() -> None:
+def test_without_atoms_contexts_are_next_to_their_statements() -> None:
     statements = [{**statement("x:1", covered=True), "sources": ["1", "2"], "in_basis": None}]
     graph = sources_graph(statements, [{"id": "1", "text": "one"}, {"id": "2", "text": "two"}, {"id": "3", "text": ""}])
     assert set(graph.edges) == {(("context", "1"), "x:1"), (("context", "2"), "x:1")}
@@ -183,7 +183,7 @@ def test_without_atoms_contexts_stand_beside_what_they_state() -> None:
     assert draw_graph(graph)
 
 
-def test_contexts_are_numbered_as_they_were_given_and_their_ids_stand_in_full_beside() -> None:
+def test_contexts_are_numbered_in_input_order_next_to_their_full_ids() -> None:
     ids = ["survey-of-the-height-of-mount-everest-1955", "survey-of-the-height-of-mount-everest-2020", "unused", "gone"]
     contexts = [{"id": name, "text": f"text {number}"} for number, name in enumerate(ids[:3])]
     statements = [{**statement("x:1", covered=False), "sources": [ids[3], ids[1]]}]
@@ -197,7 +197,7 @@ def test_contexts_are_numbered_as_they_were_given_and_their_ids_stand_in_full_be
     assert "[C4, C2]" in shown
 
 
-def test_the_response_stands_beside_the_graph() -> None:
+def test_the_response_is_next_to_the_graph() -> None:
     graph = condensed_graph(ATOMS, RELATIONS, STATEMENTS)
     assert "It works on the server." in texts_of(draw_graph(graph, response="It works\non the server."))
     assert "Response" not in texts_of(draw_graph(graph))
@@ -226,7 +226,7 @@ def test_a_label_fits_its_node() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
-def test_a_picture_says_where_its_machine_lacks_a_font() -> None:
+def test_a_picture_reports_a_missing_font() -> None:
     def lacks(text: str) -> bool:
         return plotting._lacks_glyphs(make_figure(condensed_graph([], [], [statement("s", covered=True, text=text)])))
 
@@ -247,7 +247,7 @@ def test_a_graph_and_its_picture_do_not_depend_on_the_order_of_rows(chance: rand
 
 
 @pytest.mark.parametrize("form", ["svg", "png"])
-def test_a_picture_has_the_same_bytes_whatever_the_style_of_the_caller(form: str) -> None:
+def test_a_picture_does_not_depend_on_the_style_of_the_caller(form: str) -> None:
     graph = condensed_graph(ATOMS, RELATIONS, STATEMENTS)
     first = draw_graph(graph, form=form, title="a title")
     with matplotlib.rc_context({"svg.hashsalt": "other", "font.size": 30, "text.color": "red", "lines.linewidth": 9}):
@@ -339,7 +339,7 @@ def is_within(inner: Any, outer: Any) -> bool:
     ("statements", "words"),
     [(2, 3), (5, 60), *(pytest.param(*size, marks=pytest.mark.gate) for size in ((60, 12), (60, 60), (150, 4)))],
 )
-def test_every_text_node_and_edge_lies_within_the_figure(statements: int, words: int) -> None:
+def test_every_text_node_and_edge_is_inside_the_figure(statements: int, words: int) -> None:
     graph = random_graph(random.Random(statements), statements, words)
     figure = make_figure(graph, title="W" * 200)
     canvas: Any = figure.canvas
@@ -368,14 +368,14 @@ def node_boxes(group: Any) -> list[Bbox]:
 
 
 @given(st.text(max_size=40))
-def test_one_line_is_what_a_terminal_and_xml_can_show(text: str) -> None:
+def test_a_line_has_only_characters_that_a_terminal_and_xml_can_show(text: str) -> None:
     shown = one_line(text)
     assert len(shown.splitlines()) <= 1
     assert not {character for character in shown if ord(character) < 32 or 0x7F <= ord(character) < 0xA0}
     assert ElementTree.fromstring(f"<a>{shown.replace('&', '&amp;').replace('<', '&lt;')}</a>").text == (shown or None)
 
 
-def test_a_picture_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_reports_its_omissions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plotting, "MAX_NODES", 30)
     monkeypatch.setattr(plotting, "MAX_EDGES", 50)
     names = [f"s{number}" for number in range(40)]

@@ -95,7 +95,7 @@ def condense(contexts: int, responses: int, edges: list[Pair], said: int) -> tup
 
 @examples(300)
 @given(judges())
-def test_every_pair_is_asked_or_implied_exactly_once(world: tuple[int, int, set[Pair]]) -> None:
+def test_every_pair_is_sent_or_implied_exactly_once(world: tuple[int, int, set[Pair]]) -> None:
     contexts, responses, entailed = world
     asked, implied = ask_in_waves(contexts, responses, entailed)
     assert sorted(asked + implied) == sorted(pairs_of(contexts, responses))
@@ -103,7 +103,7 @@ def test_every_pair_is_asked_or_implied_exactly_once(world: tuple[int, int, set[
 
 @examples(300)
 @given(judges())
-def test_an_implied_pair_is_reached_by_what_was_asked(world: tuple[int, int, set[Pair]]) -> None:
+def test_an_implied_pair_is_reachable_through_sent_pairs(world: tuple[int, int, set[Pair]]) -> None:
     contexts, responses, entailed = world
     asked, implied = ask_in_waves(contexts, responses, entailed)
     graph = nx.DiGraph([pair for pair in asked if pair in entailed])

@@ -14,7 +14,7 @@ def counted_executions(spark: SparkSession) -> Iterator[list[int]]:
     found: list[int] = []
     before = _last_number(spark)
     yield found
-    # The count of the numbers includes one execution of its own
+    # The second call of `_last_number` also starts an execution
     found.append(_last_number(spark) - before - 1)
 
 

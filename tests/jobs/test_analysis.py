@@ -93,7 +93,7 @@ def test_statements_that_most_responses_miss_come_first(run: untold.Run) -> None
         ("system", [("c", 1, 2, 2, 1.0), ("a", 1, 2, 1, 0.5), ("b", 1, 2, 0, 0.0)]),
     ],
 )
-def test_what_is_left_out_is_counted_by_query_source_and_system(run: untold.Run, by: str, rows: list[Any]) -> None:
+def test_missing_statements_are_counted_by_query_source_and_system(run: untold.Run, by: str, rows: list[Any]) -> None:
     found = run.left_out(by=by).to_pylist()
     counts = ("responses", "statements", "missed", "share")
     assert sorted(tuple(row[name] for name in (by, *counts)) for row in found) == sorted(rows)
@@ -101,7 +101,7 @@ def test_what_is_left_out_is_counted_by_query_source_and_system(run: untold.Run,
         assert {row["source"]: row["context"] for row in found} == {one["id"]: one["text"] for one in CONTEXTS}
 
 
-def test_an_unknown_grouping_names_the_near_ones(run: untold.Run) -> None:
+def test_an_unknown_grouping_names_similar_groupings(run: untold.Run) -> None:
     with pytest.raises(untold.UntoldError, match=r"by=sources: must be statement, query, source, system.*`source`"):
         run.left_out(by="sources")
 
@@ -129,7 +129,7 @@ def test_ties_share_their_rank_and_constant_scores_have_no_coefficient(tmp_path:
     assert found["e2e", "nli"] is None
 
 
-def test_scores_are_counted_in_bins_whose_last_holds_one(run: untold.Run) -> None:
+def test_scores_are_counted_in_bins_and_the_last_bin_includes_1(run: untold.Run) -> None:
     found = run.distribution(bins=4).to_pylist()
     bins = [(row["system"], row["low"], row["high"], row["count"]) for row in found if row["metric"] == "e2e"]
     assert bins == [("a", 0.5, 0.75, 1), ("b", 0.75, 1.0, 1), ("c", 0.0, 0.25, 1)]
@@ -183,7 +183,7 @@ def test_a_trend_is_of_the_dates_of_folders(tmp_path: Path) -> None:
     ]
 
 
-def test_joins_read_what_only_arrow_can_read(tmp_path: Path) -> None:
+def test_joins_read_files_that_only_arrow_can_read(tmp_path: Path) -> None:
     """DuckDB reads brackets as a pattern, so Arrow reads this folder in the same way as an object store."""
     ids = [{"sample_id": f"s{number}"} for number in range(5_000)]
     scores = [{**row, "score": number % 100 / 100} for number, row in enumerate(ids)]

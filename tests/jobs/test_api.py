@@ -105,7 +105,7 @@ def test_columns_map_ours_to_theirs(session: untold.Session, of_file: untold.Run
 
 
 @pytest.mark.gate
-def test_a_session_of_the_callers_stays_as_it_was(
+def test_the_session_of_the_caller_does_not_change(
     spark: SparkSession, session: untold.Session, of_file: untold.Run
 ) -> None:
     options, environment = dict(spark.conf.getAll), dict(os.environ)
@@ -138,7 +138,7 @@ def test_a_plan_has_rows_and_totals(session: untold.Session) -> None:
 
 
 @pytest.mark.gate
-def test_progress_goes_to_a_callback(session: untold.Session) -> None:
+def test_progress_is_sent_to_a_callback(session: untold.Session) -> None:
     events: list[Any] = []
     other = [{**row, "query": "In which city does Ada Mill live?"} for row in ROWS]
     session.score(pa.Table.from_pylist(other), "e2e", progress=events.append)
@@ -148,7 +148,7 @@ def test_progress_goes_to_a_callback(session: untold.Session) -> None:
 
 
 @pytest.mark.gate
-def test_a_score_says_whether_it_waits(session: untold.Session, of_file: untold.Run) -> None:
+def test_a_score_shows_if_it_waits(session: untold.Session, of_file: untold.Run) -> None:
     with (
         patch.object(api, "score", return_value=SimpleNamespace(exit_code=7)) as score,
         patch.object(api, "open_run", return_value=SimpleNamespace(status="batched")),
@@ -159,7 +159,7 @@ def test_a_score_says_whether_it_waits(session: untold.Session, of_file: untold.
 
 
 @pytest.mark.gate
-def test_a_run_answers_what_an_analyst_asks(of_file: untold.Run) -> None:
+def test_a_run_answers_the_questions_of_an_analyst(of_file: untold.Run) -> None:
     assert of_file.sql("select count(*) from scores").fetchall() == [(3,)]
     joined = "select s.response from samples s join scores c using (sample_id) where c.uncovered = 2"
     assert of_file.sql(joined).fetchall() == [("Ada Mill lives in Osaka.",)]

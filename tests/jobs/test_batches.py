@@ -51,7 +51,7 @@ def test_the_command_prints_lines_and_json(job: BatchJob, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out) == [asdict(one) for one in run(job, "list")]
 
 
-def test_what_is_cancelled_keeps_its_answers_and_the_rest_goes_on(job: BatchJob) -> None:
+def test_a_cancelled_batch_keeps_its_completions_and_the_others_continue(job: BatchJob) -> None:
     assert [one.status for one in run(job, "cancel", "batch_2")] == ["in_progress", "cancelled", "in_progress"]
     assert [one.batch for one in run(job, "fetch")] == ["batch_1", "batch_3"]
     assert len(rows_of(job)) == 4
@@ -106,6 +106,6 @@ def test_a_batch_that_cannot_be_cancelled_keeps_no_other_from_it(
     assert len(cancelled) == 2
 
 
-def test_a_folder_without_batches_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_batches_is_reported(tmp_path: Path) -> None:
     with pytest.raises(NoBatchesError, match=r"has no batches\. Give the output of a run, or its store"):
         batches(str(tmp_path), "list", print)

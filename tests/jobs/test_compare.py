@@ -138,7 +138,7 @@ def test_outputs_without_any_score_are_one_line(tmp_path: Path, capsys: pytest.C
     assert told.err.count("\n") == 1
 
 
-def test_samples_of_one_question_count_as_their_mean_and_undefined_ones_not_at_all(tmp_path: Path) -> None:
+def test_samples_of_one_question_count_as_their_mean_without_undefined_scores(tmp_path: Path) -> None:
     scores: Scores = {("a", "x", 0): 1.0, ("a", "y", 0): 0.5, ("a", "z", 0): None, ("a", "x", 1): None}
     scores |= {("b", "x", 0): 0.25, ("b", "x", 1): 1.0, ("b", "x", 2): 0.0}
 
@@ -158,7 +158,7 @@ def abstaining() -> Scores:
 
 
 @pytest.mark.gate
-def test_who_states_nothing_leads_by_the_mean_and_not_with_zeros(tmp_path: Path) -> None:
+def test_a_system_with_few_statements_leads_by_the_mean_but_not_with_zeros(tmp_path: Path) -> None:
     output, notes = write_output(tmp_path / "out", abstaining()), list[str]()
     by_mean = compare([output], seed=0, notify=notes.append)
     zero = compare([output], seed=0, undefined="zero")
@@ -223,7 +223,7 @@ def test_outputs_are_one_table_and_nameless_samples_are_named_after_theirs(tmp_p
     assert [row["metric"] for row in compare(outputs, metrics=["e2e"], seed=0)["systems"]] == ["e2e"]
 
 
-def test_nothing_in_common_and_nothing_defined_is_no_test(tmp_path: Path) -> None:
+def test_without_common_or_defined_scores_there_is_no_test(tmp_path: Path) -> None:
     scores: Scores = {("a", "x", 0): 1.0, ("b", "x", 1): 1.0, ("c", "x", 0): None}
 
     found = compare([write_output(tmp_path / "out", scores)], seed=0)
@@ -339,7 +339,7 @@ def test_one_question_of_a_system_in_two_outputs_is_an_error(tmp_path: Path) -> 
 
 
 @pytest.mark.gate
-def test_rows_of_one_query_are_taken_together_where_asked_and_noted_where_not(tmp_path: Path) -> None:
+def test_rows_of_one_query_are_grouped_on_request_and_otherwise_noted(tmp_path: Path) -> None:
     scores = draw("ab", 24)
     output = write_output(tmp_path / "out", scores)
     write_queries(tmp_path / "out", 4)
@@ -380,7 +380,7 @@ def test_outputs_that_were_judged_differently_are_named(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_no_output_of_score_is_refused(tmp_path: Path) -> None:
+def test_an_output_of_another_command_is_refused(tmp_path: Path) -> None:
     output = write_output(tmp_path / "out", {("a", "x", 0): 0.0})
     generated = write_output(tmp_path / "generated", {("a", "x", 0): 0.0})
     (tmp_path / "generated" / "scores" / "part-0.parquet").unlink()
@@ -431,13 +431,13 @@ def test_pairs_are_shown_that_differ_by_more_than_chance() -> None:
         ({"scored": 12, "ci_low": None}, "- (all equal)"),
     ],
 )
-def test_an_interval_that_cannot_be_had_says_why(row: dict[str, Any], shown: str) -> None:
+def test_a_missing_interval_has_a_reason(row: dict[str, Any], shown: str) -> None:
     (system, *_) = ranking()["systems"]
     lines = list(comparison_lines({"systems": [{**system, **row, "ci_high": 0.5}], "comparisons": []}, Page()))
     assert lines[1].endswith(f"  {shown}")
 
 
-def test_intervals_of_queries_say_that_these_may_be_one() -> None:
+def test_intervals_of_queries_report_possibly_equal_queries() -> None:
     (system, *_) = ranking()["systems"]
     alone = {"systems": [{**system, "ci_low": None}], "comparisons": []}
     assert list(comparison_lines(alone, Page(), clustered=True))[1].endswith("- (one query, or all equal)")

@@ -160,7 +160,7 @@ def test_relations_of_unordered_pairs(spark: SparkSession, tmp_path: Path) -> No
 
 @pytest.mark.gate
 @pytest.mark.parametrize(("known", "low", "high"), [("neutral", 0.0, 0.0), ("contradictory", 0.0, 1.0)])
-def test_unjudged_pairs_run_one_way_by_the_names_of_nli_and_both_ways_by_those_of_qa(
+def test_unjudged_pairs_are_directed_for_nli_and_undirected_for_qa(
     spark: SparkSession, tmp_path: Path, known: str, low: float, high: float
 ) -> None:
     nodes = [
@@ -251,7 +251,7 @@ def test_refuses_input_with_one_line(spark: SparkSession, tmp_path: Path, case: 
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_refuses_what_is_not_there(spark: SparkSession, tmp_path: Path) -> None:
+def test_missing_input_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(SampleError, match="does not exist"):
         condense(
             CondenseRequest(relations=str(tmp_path / "none.csv"), output=str(tmp_path / "out"), settings=Settings())
@@ -259,7 +259,7 @@ def test_refuses_what_is_not_there(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.gate
-def test_an_output_is_replaced_only_when_told_to(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_output_is_replaced_only_with_the_option(spark: SparkSession, tmp_path: Path) -> None:
     request = ask(tmp_path, RELATIONS, NODES)
     first = condense(request)
     assert (first["nodes"], first["relations"]) == (len(NODES), len(RELATIONS))

@@ -67,7 +67,7 @@ def test_the_language_model_scores_the_shipped_samples(tmp_path: Path) -> None:
 
 
 @needs_local_model
-def test_the_demo_of_claims_holds_the_shipped_samples_against_the_shipped_documents(tmp_path: Path) -> None:
+def test_the_demo_of_claims_compares_the_shipped_samples_with_the_shipped_documents(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "untold", "demo", "--metric", "icat"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1800, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -83,7 +83,7 @@ def test_the_demo_of_claims_holds_the_shipped_samples_against_the_shipped_docume
 
 
 @needs_local_model
-def test_nli_over_the_demo_builds_graphs_that_hold_together(tmp_path: Path) -> None:
+def test_nli_on_the_demo_builds_consistent_graphs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "untold", "score", "--endpoint", "local", "--metric", "nli"]
     command += ["--input", str(SAMPLES), "--output", "out", "--set", "fail_on_error=none"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=3000, check=False)

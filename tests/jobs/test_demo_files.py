@@ -69,7 +69,9 @@ def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
     pq.write_table(pa.Table.from_pylist(rows), folder / name / "part-0.parquet")
 
 
-def test_each_sample_stands_beside_what_a_person_expects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_sample_is_shown_with_the_expectation_of_a_person(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "manifest.json").write_text('{"status": "finished"}', encoding="utf-8")
     mine: dict[str, Any] = {"sample_id": "longest-river-a", "metric": "icat"}
     write(tmp_path, "scores", [{**mine, "covered": 1, "uncovered": 2}])
@@ -88,7 +90,7 @@ def test_each_sample_stands_beside_what_a_person_expects(tmp_path: Path, capsys:
     assert [line.split()[1:] for line in lines[-2:]] == [["supported", "A."], ["not", "judged", "B."]]
 
 
-def test_the_statements_of_nli_stand_beside_a_judgement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_statements_of_nli_are_next_to_a_judgement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "manifest.json").write_text('{"status": "finished"}', encoding="utf-8")
     mine: dict[str, Any] = {"sample_id": "longest-river-b", "metric": "nli"}
     nile, amazon = (one["text"] for one in lines_of("expected.jsonl")[3]["statements"])
@@ -105,6 +107,6 @@ def test_the_statements_of_nli_stand_beside_a_judgement(tmp_path: Path, capsys: 
     assert told == [["covered", "covered", nile], ["-", "missing", amazon]]
 
 
-def test_without_tables_it_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_tables_there_is_no_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show_expected(str(tmp_path), DEMO, "icat")
     assert capsys.readouterr().out == ""

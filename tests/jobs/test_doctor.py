@@ -118,7 +118,7 @@ def test_completion_cut_at_the_tiny_limit_counts_as_an_answer(calm: ModelServer)
         ({"hang": True}, "llm.timeout_seconds"),
     ],
 )
-def test_endpoint_that_fails_is_named_with_what_to_do(calm: ModelServer, deed: dict[str, Any], remedy: str) -> None:
+def test_a_failing_endpoint_is_named_with_a_remedy(calm: ModelServer, deed: dict[str, Any], remedy: str) -> None:
     calm.configure(rules=[{"do": deed}])
     found = next(check_endpoint(settings_for(calm, timeout_seconds=1.0), calm.base_url))
     assert (found.state, found.about) == ("FAIL", "endpoint")
@@ -136,7 +136,9 @@ def test_endpoint_that_fails_is_named_with_what_to_do(calm: ModelServer, deed: d
         ("HOME", "HOME (llm.api_key_env) is set"),
     ],
 )
-def test_endpoint_that_wants_a_key_says_how_to_name_one(calm: ModelServer, variable: str | None, remedy: str) -> None:
+def test_an_endpoint_that_requires_a_key_names_the_setting(
+    calm: ModelServer, variable: str | None, remedy: str
+) -> None:
     calm.configure(api_key="another")
     found = next(check_endpoint(settings_for(calm, api_key_env=variable), calm.base_url))
     assert (found.state, found.about) == ("FAIL", "endpoint")
@@ -243,7 +245,7 @@ def test_embedded_model_that_was_never_used_is_not_put_together(
 
 
 @pytest.mark.usefixtures("without_engines")
-def test_a_store_is_ok_only_where_all_engines_reached_it(
+def test_a_store_is_ok_only_if_all_engines_reached_it(
     calm: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = settings_for(calm).model_copy(update={"completion_store": str(tmp_path)})
@@ -315,7 +317,7 @@ def test_with_a_spool_no_ray_is_started_here() -> None:
     assert (found.state, found.text.partition(":")[0]) == ("warn", "not checked")
 
 
-def test_store_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+def test_a_store_is_checked_and_not_changed(tmp_path: Path) -> None:
     assert check_store(str(tmp_path / "not" / "yet")).state == "ok"
     assert list(tmp_path.iterdir()) == []
 
@@ -358,7 +360,7 @@ def test_spark_runs_a_job() -> None:
 
 
 @pytest.mark.gate
-def test_a_python_that_workers_lack_is_told() -> None:
+def test_a_python_version_missing_on_workers_is_reported() -> None:
     conf = {"spark.pyspark.python": "/no/such/python"}
     found = check_spark(Settings(spark=SparkSettings(master="local[1]", conf=conf)))
     assert found.state == "FAIL"
@@ -366,7 +368,7 @@ def test_a_python_that_workers_lack_is_told() -> None:
 
 
 @pytest.mark.gate
-def test_spark_that_does_not_start_fails_with_what_to_do() -> None:
+def test_a_spark_that_does_not_start_fails_with_a_remedy() -> None:
     found = check_spark(Settings(spark=SparkSettings(master="nowhere://")))
     assert found.state == "FAIL"
     assert "spark.master" in found.text
@@ -385,7 +387,7 @@ def test_ray_cluster_that_does_not_answer_in_time_fails() -> None:
     assert "ray.address" in found.text
 
 
-def test_secrets_of_an_address_are_left_out() -> None:
+def test_secrets_of_an_address_are_removed() -> None:
     assert plain_url(f"https://user:{KEY}@host:8000/v1?key={KEY}") == "https://host:8000/v1"
 
 
@@ -393,9 +395,7 @@ def lookup_states(**sections: Any) -> dict[str, tuple[str, str]]:
     return {one.about: (one.state, one.text) for one in check_lookups(Settings.model_validate(sections))}
 
 
-def test_of_what_facts_are_looked_up_with_only_what_is_set_is_tried(
-    calm: ModelServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_configured_lookups_are_checked(calm: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BRAVE_API_KEY", raising=False)
     assert lookup_states() == {}
     search = {"base_url": calm.search_url, "api_key_env": None}
@@ -409,7 +409,7 @@ def test_of_what_facts_are_looked_up_with_only_what_is_set_is_tried(
     assert calm.count("classify_entailment") == 3
 
 
-def test_a_lookup_that_fails_says_what_to_do_about_its_own_settings(
+def test_a_failing_lookup_names_the_remedy_for_its_own_settings(
     calm: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEARCH_KEY", KEY)

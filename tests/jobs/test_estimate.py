@@ -135,7 +135,7 @@ def coverage(folder: Path, *, systems: int, topics: bool) -> dict[str, float]:
 
 @pytest.mark.gate
 @pytest.mark.parametrize(("systems", "topics"), [(1, False), pytest.param(3, False, marks=pytest.mark.slow), (3, True)])
-def test_intervals_hold_the_mean_as_often_as_they_say(tmp_path: Path, systems: int, topics: bool) -> None:
+def test_intervals_contain_the_mean_at_the_stated_rate(tmp_path: Path, systems: int, topics: bool) -> None:
     found = coverage(tmp_path, systems=systems, topics=topics)
     assert all(LEAST <= share <= MOST for share in found.values()), found
 
@@ -152,7 +152,7 @@ def small_runs(folder: Path) -> tuple[RunTables, RunTables]:
     return run, write_run(folder / "cheap", {"nli": [None, None, None, *proxy[3:]]}, **shared)
 
 
-def test_what_has_no_score_is_counted_and_said(tmp_path: Path) -> None:
+def test_samples_without_a_score_are_counted_and_reported(tmp_path: Path) -> None:
     run, cheap = small_runs(tmp_path)
     notes: list[str] = []
     overall, first, second = estimate(EstimateRequest(run, cheap), notes.append).means
@@ -208,7 +208,9 @@ def test_people_are_the_judges_of_a_part(tmp_path: Path, capsys: pytest.CaptureF
         assert said in capsys.readouterr().err
 
 
-def test_the_command_prints_and_writes_what_python_gives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_and_writes_the_results_of_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, cheap = small_runs(tmp_path)
     output = tmp_path / "out"
     given = ["estimate", run.directory, "--proxy", cheap.directory, "--output", str(output), "--all"]
@@ -249,7 +251,7 @@ def test_runs_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("half_width", [0.02, 0.008])
-def test_as_many_judged_samples_as_needed_give_the_width(tmp_path: Path, half_width: float) -> None:
+def test_the_required_number_of_judged_samples_gives_the_width(tmp_path: Path, half_width: float) -> None:
     score, proxy, queries, systems = draw_world(7, 4_000)
     shared: dict[str, Any] = {"queries": queries, "systems": systems}
     cheap = write_run(tmp_path / "cheap", {"nli": proxy.tolist()}, **shared)
@@ -270,7 +272,7 @@ def test_as_many_judged_samples_as_needed_give_the_width(tmp_path: Path, half_wi
     assert needed(EstimateRequest(pilot, cheap), 0.0001)[0]["needed"] is None
 
 
-def test_the_command_says_how_many_are_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_required_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, cheap = small_runs(tmp_path)
     given = ["sample-size", run.directory, "--proxy", cheap.directory, "--half-width", ".02"]
     assert main([*given, "--json"]) == 0
@@ -328,7 +330,7 @@ def test_words_that_responses_share_with_contexts_are_a_proxy_without_a_model(tm
         assert open_proxy("words", run, str(named)).frames == proxy.frames  # type: ignore[attr-defined]
 
 
-def test_a_proxy_of_a_file_is_worth_what_the_same_run_is(tmp_path: Path) -> None:
+def test_a_proxy_from_a_file_equals_the_same_run(tmp_path: Path) -> None:
     path, run, truth = write_texts(tmp_path, 40)
     names = [f"s{place:07}" for place in range(200)]
     written = pa.table({"sample_id": names, "score": truth})
@@ -348,7 +350,7 @@ def test_a_proxy_of_a_file_is_worth_what_the_same_run_is(tmp_path: Path) -> None
     assert (row["level"], row["n"], row["mean"]) == ("overall", 200, pytest.approx(wanted.means[0]["mean"], abs=0.01))
 
 
-def test_vectors_of_responses_are_nearest_to_those_of_texts_that_say_the_same() -> None:
+def test_vectors_of_responses_are_nearest_to_texts_with_the_same_meaning() -> None:
     bees = ["Honey bees are insects that make honey.", "A bee hive is full of honey."]
     near, far, unknown = share_vectors(
         [("Bees make honey in hives.", bees), ("The bank raised its interest rate.", bees), ("No texts.", [])]
@@ -378,7 +380,7 @@ def test_a_file_that_is_no_proxy_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_the_command_takes_a_proxy_without_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_accepts_a_proxy_without_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, run, _ = write_texts(tmp_path, 40)
     output = tmp_path / "estimated"
     assert main(["estimate", run.directory, "--proxy", "words", "--output", str(output), "--json"]) == 0

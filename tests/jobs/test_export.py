@@ -97,7 +97,7 @@ def write_run(folder: Path, count: int = 3, response: str = "r") -> Path:
     return folder
 
 
-def test_a_row_is_a_sample_with_its_scores_and_what_it_leaves_out(tmp_path: Path) -> None:
+def test_a_row_is_a_sample_with_its_scores_and_missing_statements(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path))
     first, second, _ = wide_rows(run)
 
@@ -210,7 +210,7 @@ def test_no_name_of_a_column_is_a_formula(tmp_path: Path) -> None:
     assert "=1+1" not in header
 
 
-def test_what_no_cell_can_hold_is_cut_or_replaced(tmp_path: Path) -> None:
+def test_text_that_no_cell_can_store_is_cut_or_replaced(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path / "run", 1, response="a\x00b" + "x" * 40_000))
     run.export("xlsx", tmp_path / "out.xlsx")
     text = str(load_workbook(tmp_path / "out.xlsx").worksheets[0]["C2"].value)
@@ -241,7 +241,7 @@ def test_measures_are_lines_of_sample_metric_and_score(tmp_path: Path, capsysbin
     assert err == b"untold: each line is qid, measure, value. Undefined values have no line\n"
 
 
-def test_measures_of_topics_are_lines_beside_their_scores(tmp_path: Path) -> None:
+def test_measures_of_topics_are_lines_next_to_their_scores(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 2)
     rows = [("s00000", "qa", "vital", 0.25), ("s00001", "e2e", "qa", 2.0), ("s00001", "qa", "vital", None)]
     write_table(
@@ -393,7 +393,7 @@ def test_ragchecker_needs_the_metric(tmp_path: Path) -> None:
         export(open_run(str(write_run(tmp_path / "run"))), "ragchecker", str(tmp_path / "out.json"))
 
 
-def test_text_goes_to_standard_output_where_no_file_is_named(tmp_path: Path, capsysbinary: Any) -> None:
+def test_text_is_written_to_standard_output_without_a_file(tmp_path: Path, capsysbinary: Any) -> None:
     write_run(tmp_path / "run", 2)
     assert main(["export", str(tmp_path / "run"), "--to", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsysbinary.readouterr().out.decode(), newline="")))
@@ -411,7 +411,7 @@ def test_text_goes_to_standard_output_where_no_file_is_named(tmp_path: Path, cap
         (["--to", "mlflow"], 1, "export --to mlflow needs mlflow: pip install mlflow"),
     ],
 )
-def test_what_cannot_be_exported_is_one_line(
+def test_an_impossible_export_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
 ) -> None:
     write_run(tmp_path)
@@ -465,7 +465,7 @@ def test_the_parameters_and_metrics_of_mlflow(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_one_of_mlflow(tmp_path: Path) -> None:
+def test_a_run_becomes_a_run_of_mlflow(tmp_path: Path) -> None:
     """Test with MLflow itself in its own folder, with a database next to the folder."""
     library, folder = tmp_path / "library", write_run(tmp_path / "run")
     (folder / "report.html").write_text("<p>report</p>")

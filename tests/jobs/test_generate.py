@@ -34,7 +34,7 @@ def rows_of(found: Samples) -> dict[str, dict[str, Any]]:
     return {row["sample_id"]: row.asDict(recursive=True) for row in found.samples.collect()}
 
 
-def test_questions_are_samples_without_what_belongs_to_answers(spark: SparkSession, tmp_path: Path) -> None:
+def test_questions_are_samples_without_the_columns_of_answers(spark: SparkSession, tmp_path: Path) -> None:
     answered = [{**QUESTION, "question_id": "1", "sample_id": f"1:{name}", "n": 1} for name in ("a", "b")]
     answered = [
         {**row, "response": row["sample_id"], "system": row["sample_id"], "label": "Correct"} for row in answered
@@ -75,7 +75,7 @@ def test_an_id_of_a_question_does_not_depend_on_its_answers_or_its_file(spark: S
     assert {tuple(one.samples.columns) for one, _ in found} == {("sample_id", "query", "contexts", "n")}
 
 
-def test_rows_that_are_no_questions_and_missing_columns_are_named(spark: SparkSession, tmp_path: Path) -> None:
+def test_invalid_questions_and_missing_columns_are_named(spark: SparkSession, tmp_path: Path) -> None:
     rows = [QUESTION, {**QUESTION, "query": " "}, {"query": "p", "contexts": 3}]
     path = write_lines(tmp_path / "a.jsonl", rows)
 
@@ -192,7 +192,7 @@ def load(folder: Path, text: str, *overrides: str, environ: Mapping[str, str] | 
     )
 
 
-def test_a_system_has_its_settings_over_those_of_the_run(tmp_path: Path) -> None:
+def test_settings_of_a_system_have_priority_over_the_run(tmp_path: Path) -> None:
     text = "b: {model: m2, temperature: null, extra_body: {reasoning_effort: high}}\na:\nc: {max_tokens: 9}"
     run = (*SERVER, "llm.extra_body.seed=1", "stages.generate_answer.temperature=0.5", "stages.generate_answer.model=s")
 
@@ -208,7 +208,7 @@ def test_a_system_has_its_settings_over_those_of_the_run(tmp_path: Path) -> None
     assert decoding["b"].extra_body == {"seed": 1, "reasoning_effort": "high"}
 
 
-def test_a_system_with_an_endpoint_has_nothing_of_the_runs(tmp_path: Path) -> None:
+def test_a_system_with_an_endpoint_ignores_the_endpoint_of_the_run(tmp_path: Path) -> None:
     run = (*SERVER, "llm.api_key_env=OWN_KEY", "llm.timeout_seconds=7", "llm.price_per_million_prompt_tokens=3")
 
     systems = load(tmp_path, "own: {}\nother: {endpoint: vllm, model: x}", *run)
@@ -278,7 +278,7 @@ def test_systems_that_would_share_every_answer_are_refused_before_any_call(tmp_p
 ANSWERS = "sample_id string, request_id string, answer string, error_type string, error string"
 
 
-def test_a_failure_and_what_was_not_asked_are_no_answers(spark: SparkSession) -> None:
+def test_failed_and_unsent_requests_are_not_answers(spark: SparkSession) -> None:
     columns = "sample_id string, query string, `a.b``` int"
     plain = spark.createDataFrame([(name, "q", 1) for name in "wxyz"], columns)
     questions = plain.selectExpr("sample_id", "query", "array(struct('1' as id, 't' as text)) as contexts", "`a.b```")

@@ -70,7 +70,7 @@ def test_agreement_of_two_models_and_metrics(evaluated: MetaEvaluationRequest) -
 
 
 @pytest.mark.gate
-def test_what_is_given_of_conflicts_is_held_against_labels_beside_the_score(spark: SparkSession, wiki: Path) -> None:
+def test_the_coverage_of_conflicts_and_the_score_are_compared_with_labels(spark: SparkSession, wiki: Path) -> None:
     """A correct response covers both sides of all conflicts, and an incorrect one covers no side.
 
     The view is always right.
@@ -201,7 +201,7 @@ def test_clustered_intervals_resample_questions_tables_included(spark: SparkSess
     assert "Note:" not in report
 
 
-def test_questions_with_several_answers_are_noted_where_rows_are_taken_one_by_one(
+def test_questions_with_several_answers_are_noted_if_rows_are_independent(
     evaluated: MetaEvaluationRequest,
 ) -> None:
     report = (Path(evaluated.output) / "meta_evaluation.md").read_text(encoding="utf-8")
@@ -209,7 +209,7 @@ def test_questions_with_several_answers_are_noted_where_rows_are_taken_one_by_on
 
 
 @pytest.mark.gate
-def test_failed_scores_are_left_out_under_zero_counted_and_wrong_as_published(spark: SparkSession, wiki: Path) -> None:
+def test_failed_scores_are_omitted_under_zero_counted_and_wrong_as_published(spark: SparkSession, wiki: Path) -> None:
     rows = [row | {"status": "ok" if row["score"] is not None else "no_statements"} for row in make_scores(("e2e",))]
     for row in rows[:4]:
         row |= {"score": None, "status": "failed"}
@@ -287,7 +287,7 @@ def test_recorded_judges_have_the_published_agreement(
 
 
 @pytest.mark.gate
-def test_each_metric_can_have_a_judge_of_its_own(spark: SparkSession, wiki: Path) -> None:
+def test_each_metric_can_have_its_own_judge(spark: SparkSession, wiki: Path) -> None:
     places = {name: write_scores(wiki / name, make_scores(seed=seed)) for seed, name in enumerate(("one", "two"))}
     request = ask(wiki, places, metrics=("e2e", "nli"), judges={"e2e": "two", "nli": "one"})
     run(spark, request)

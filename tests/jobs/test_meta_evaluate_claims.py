@@ -89,7 +89,7 @@ def test_stored_verdicts_are_held_against_labels(spark: SparkSession, tmp_path: 
     assert "| mine | m | 38 | 2 |" in report
 
 
-def test_a_contradicted_claim_is_not_supported_where_no_label_tells_them_apart(
+def test_a_contradicted_claim_counts_as_not_supported_if_labels_do_not_distinguish_them(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     rows = ['1,a,"[""e""]",supported', "2,b,some text,not_supported", "3,c,,not_supported"]

@@ -91,7 +91,7 @@ def write_run(folder: Path, metric: str, counts: Mapping[str, Covered], *, atoms
 
 
 @pytest.mark.parametrize("atoms", [False, True])
-def test_conflictbank_by_source_counts_what_each_context_states(
+def test_conflictbank_by_source_counts_the_statements_of_each_context(
     spark: SparkSession, tmp_path: Path, atoms: bool
 ) -> None:
     draw = random.Random(4)

@@ -101,7 +101,7 @@ def majority(labels: list[str] | None) -> bool | None:
 
 
 @pytest.mark.gate
-def test_each_sample_has_what_people_and_the_metric_say(study: MetaEvaluationRequest) -> None:
+def test_each_sample_has_the_labels_of_people_and_of_the_metric(study: MetaEvaluationRequest) -> None:
     assert open_run(study.output).table("coverage").schema.equals(COVERAGE)
     found = {row["sample_id"]: row for row in rows_of(study, "coverage") if row["metric"] == "icat"}
     verdicts = {(row["sample_id"], row["reference_id"]): row["covered"] for row in make_verdicts()}
@@ -142,7 +142,7 @@ def test_baselines_are_the_libraries_on_the_items_joined_by_newlines(study: Meta
 
 
 @pytest.mark.gate
-def test_measures_are_those_of_scipy_and_statsmodels(study: MetaEvaluationRequest) -> None:
+def test_measures_equal_scipy_and_statsmodels(study: MetaEvaluationRequest) -> None:
     table = open_run(study.output).table("meta_evaluation")
     assert table.schema.equals(META_EVALUATION)
     rows = table.to_pylist()

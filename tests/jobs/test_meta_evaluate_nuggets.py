@@ -79,7 +79,7 @@ def expected(rows: Rows) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("clustered", [False, True])
-def test_agreement_and_rankings_are_those_of_references(clustered: bool) -> None:
+def test_agreement_and_rankings_equal_the_references(clustered: bool) -> None:
     rows = assignments()
     found = {row["measure"]: row for row in nugget_rows({"m": rows}, "vital", clustered=clustered, seed=0)}
     assert {name: row["value"] for name, row in found.items()} == pytest.approx(expected(rows))
@@ -134,7 +134,7 @@ def test_a_run_is_held_against_assignments_in_nuggetizers_form(spark: SparkSessi
     assert "| m | " in report
 
 
-def test_labels_that_are_no_assignments_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_invalid_assignments_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     for people, said in (
         ("maybe", r"1 nugget has a label that is not one of support, .* \(`maybe` in 1\)"),
         (None, "no nugget in the column `references` has a label"),

@@ -41,7 +41,7 @@ def refused(spark: SparkSession, request: MetaEvaluationRequest) -> str:
     return str(raised.value)
 
 
-def test_labels_that_are_none_of_the_three_are_counted(spark: SparkSession, tmp_path: Path) -> None:
+def test_unknown_labels_are_counted(spark: SparkSession, tmp_path: Path) -> None:
     rows = [wiki_row(0, "CPIPC"), wiki_row(1, "PPPII")]
     rows[0] |= {"label0": "correct", "label3": "correct", "label4": None}
     write_lines(tmp_path / "wiki.jsonl", rows)
@@ -109,7 +109,7 @@ def test_a_folder_without_parquet_is_named(spark: SparkSession, wiki: Path) -> N
 
 
 @pytest.mark.gate
-def test_an_output_of_score_is_read_and_one_that_is_running_is_refused(spark: SparkSession, wiki: Path) -> None:
+def test_an_output_of_score_is_read_and_a_running_output_is_refused(spark: SparkSession, wiki: Path) -> None:
     write_scores(wiki / "run" / "scores", make_scores(("e2e",)))
     request = ask(wiki, {"m": str(wiki / "run")})
     for status in ("running", "finished"):

@@ -66,7 +66,7 @@ def pairs_of(rows: Rows, dimension: str | None) -> dict[str | None, list[tuple[s
 
 
 @pytest.mark.parametrize("partly", [True, False])
-def test_agreement_and_its_human_ceiling_are_those_of_references(partly: bool) -> None:
+def test_agreement_and_its_human_ceiling_equal_the_references(partly: bool) -> None:
     rows = verdicts(partly)
     found = {(row["model"], row["measure"]): row for row in criterion_rows(rows, {"m": rows}, clustered=False, seed=0)}
     for dimension in (None, "accuracy", "style"):
@@ -129,7 +129,7 @@ def test_a_run_is_compared_with_labels_of_physicians(spark: SparkSession, tmp_pa
     assert "| people | " in report
 
 
-def test_labels_that_are_no_verdicts_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_invalid_verdicts_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     for labels, message in (
         (["maybe"], r"1 criterion has a label that is not one of met, .* \(`maybe` in 1\)"),
         ([], "no criterion in the column `rubric` has a label"),

@@ -32,9 +32,7 @@ def asked(folder: Path, **settings: Any) -> NightlyRequest:
 
 
 @pytest.mark.parametrize(("most", "code"), [(None, 0), (0.05, 0), (0.03, 4)])
-def test_a_done_date_keeps_the_exit_code_of_what_its_filter_missed(
-    tmp_path: Path, most: float | None, code: int
-) -> None:
+def test_a_finished_date_keeps_the_exit_code_of_its_filter(tmp_path: Path, most: float | None, code: int) -> None:
     request = asked(tmp_path, nli={"max_miss_rate": most})
     write_manifest(request.of(request.dates[0]).output, night(metrics=("nli",), audits=[AUDIT]))
     with patch.object(nights, "is_complete", return_value=True):

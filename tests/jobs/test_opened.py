@@ -17,7 +17,7 @@ SHIPPED = ("results", "meta_evaluation", *(f"nightly/2026-11-{day}" for day in r
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_outputs_open_and_say_who_made_them(name: str) -> None:
+def test_shipped_outputs_open_and_name_their_creator(name: str) -> None:
     run = untold.open_run(untold.demo_output(name))
     assert run.status == "finished"
     assert "scripted judge" in run.manifest["made_by"]
@@ -26,7 +26,7 @@ def test_shipped_outputs_open_and_say_who_made_them(name: str) -> None:
     assert sum(path.stat().st_size for path in files) < 400_000
 
 
-def test_shipped_results_have_what_the_report_and_notebooks_show() -> None:
+def test_shipped_results_have_the_tables_of_the_report_and_the_notebooks() -> None:
     run = untold.open_run(untold.demo_output())
     assert {row["metric"] for row in run.summary().to_pylist()} == {"e2e", "nli", "qa"}
     assert {row["status"] for row in run.statuses().to_pylist()} == {"ok", "no_statements", "failed"}
@@ -34,7 +34,7 @@ def test_shipped_results_have_what_the_report_and_notebooks_show() -> None:
     assert run.costs().to_pylist()[0]["cost"] > 0
 
 
-def test_the_command_shows_what_a_run_has_and_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_the_tables_of_a_run_and_the_next_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["open", "--demo"]) == 0
     shown = capsys.readouterr().out.splitlines()
     where = untold.demo_output()
@@ -47,13 +47,13 @@ def test_the_command_shows_what_a_run_has_and_how_to_go_on(capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("words", [[], ["out", "--demo"]])
-def test_the_command_takes_a_run_or_the_demo(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_accepts_a_run_or_the_demo(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["open", *words])
     assert "give RUN or --demo" in capsys.readouterr().err
 
 
-def test_runs_of_a_folder_stand_by_their_dates(tmp_path: Path) -> None:
+def test_runs_of_a_folder_are_sorted_by_date(tmp_path: Path) -> None:
     for name in ("2026-11-21", "2026-11-20"):
         write_run(tmp_path / name, {})
     (tmp_path / "running").mkdir()
@@ -64,7 +64,7 @@ def test_runs_of_a_folder_stand_by_their_dates(tmp_path: Path) -> None:
         untold.open_runs(tmp_path / "completions")
 
 
-def test_a_change_is_more_than_chance_where_a_system_was_broken() -> None:
+def test_a_change_of_a_broken_system_is_significant() -> None:
     nights = untold.open_runs(untold.demo_output("nightly"))
     found = nights[0].changes(*nights[1:]).to_pylist()
     assert len(found) == 3 * (len(nights) - 1)
@@ -84,7 +84,7 @@ def test_pictures_are_png_files_of_the_size_that_is_shown(name: str) -> None:
     assert width / height == pytest.approx(shown["width"] / shown["height"], rel=0.02)
 
 
-def test_a_picture_is_the_same_each_time_whatever_else_is_drawn() -> None:
+def test_a_picture_does_not_depend_on_other_pictures() -> None:
     run = untold.open_run(untold.demo_output())
     first = untold.plots.costs(run)._repr_png_()
     with matplotlib.rc_context({"font.size": 30, "text.color": "red"}):
@@ -92,7 +92,7 @@ def test_a_picture_is_the_same_each_time_whatever_else_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_pictures_of_nothing_are_empty_and_no_error(name: str, tmp_path: Path) -> None:
+def test_pictures_without_rows_are_empty_and_not_an_error(name: str, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", {"summary": [], "scores": []})
     assert getattr(untold.plots, name)(run)._repr_png_()[0].startswith(b"\x89PNG")
 
@@ -108,7 +108,7 @@ def test_a_picture_shows_the_numbers_of_the_table() -> None:
     assert drawn == sorted(row["difference"] for row in rows)
 
 
-def test_a_stage_without_a_price_is_no_free_one(tmp_path: Path) -> None:
+def test_a_stage_without_a_price_is_not_free(tmp_path: Path) -> None:
     usage = [{"stage": "a", "calls": 2, "cost": 0.5}, {"stage": "b", "calls": 3, "cost": None}]
     figure = untold.plots.costs(write_run(tmp_path / "run", {"usage": usage}))
     assert [text.get_text() for text in figure.axes[0].texts] == ["0.5000, 2 calls", "no price, 3 calls"]

@@ -82,7 +82,7 @@ def planned(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pl
         return Planned(rows, server.count(), files_in(folder) - before)
 
 
-def test_plan_gives_one_row_a_stage_with_the_promised_fields(planned: Planned) -> None:
+def test_a_plan_has_one_row_per_stage_with_the_documented_fields(planned: Planned) -> None:
     assert [(row["metric"], row["stage"]) for row in planned.rows] == [
         ("e2e", "summarise_context"),
         ("e2e", "evaluate_coverage"),
@@ -90,7 +90,7 @@ def test_plan_gives_one_row_a_stage_with_the_promised_fields(planned: Planned) -
     assert all(set(row) == KEYS for row in planned.rows)
 
 
-def test_plan_asks_nothing_and_writes_nothing(planned: Planned) -> None:
+def test_a_plan_sends_no_request_and_writes_no_file(planned: Planned) -> None:
     assert (planned.calls, planned.new_files) == (0, set())
 
 
@@ -108,7 +108,7 @@ def test_without_a_store_the_expected_counts_come_from_the_shipped_figures(plann
     assert 0 < judged["expected_completion_tokens"] < 9 * 200 < judged["completion_tokens"]
 
 
-def test_embedded_model_is_neither_put_together_nor_started(
+def test_the_embedded_model_is_neither_assembled_nor_started(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -164,7 +164,7 @@ def count(
 
 @pytest.mark.gate
 @pytest.mark.parametrize(("retry_failed", "reused"), [(False, 2), (True, 1)])
-def test_failures_are_counted_as_a_run_would_ask_them(
+def test_failures_are_counted_like_the_retries_of_a_run(
     spark: SparkSession, tmp_path: Path, retry_failed: bool, reused: int
 ) -> None:
     one = sample(0, "Fact A0.")
@@ -199,7 +199,7 @@ def test_whole_contexts_that_were_judged_do_not_pass_for_their_summaries(spark: 
 
 
 @pytest.mark.gate
-def test_what_an_earlier_metric_asks_is_reused_by_a_later_one(spark: SparkSession) -> None:
+def test_a_later_metric_reuses_the_requests_of_an_earlier_metric(spark: SparkSession) -> None:
     rows = count(spark, frame_of(spark, SAMPLES_OF_PLAN[:2]), None, metrics=("first", "second"))
     assert [(row["metric"], row["requests"], row["reused"], row["exact"]) for row in rows] == [
         ("first", 3, 0, True),
@@ -301,7 +301,7 @@ def second_run(
 
 @pytest.mark.gate
 @pytest.mark.parametrize("metric", STAGES_OF)
-def test_pairs_are_counted_before_any_is_asked(first_run: RunOfWorlds, metric: str) -> None:
+def test_pairs_are_counted_before_the_first_request(first_run: RunOfWorlds, metric: str) -> None:
     before = first_run.rows(metric)
     assert (first_run.calls_before, [row["stage"] for row in before]) == (0, STAGES_OF[metric])
     assert [row["exact"] for row in before] == [True, *[False] * (len(before) - 1)]
@@ -316,7 +316,7 @@ def test_pairs_are_counted_before_any_is_asked(first_run: RunOfWorlds, metric: s
 
 
 @pytest.mark.gate
-def test_first_stage_is_what_the_run_then_asks(first_run: RunOfWorlds) -> None:
+def test_the_first_stage_has_the_requests_of_the_run(first_run: RunOfWorlds) -> None:
     row, used = first_run.before[0], first_run.usage[SUMMARISE]
     assert (row["exact"], row["requests"], row["reused"]) == (True, used["requests"], 0)
     assert row["requests"] == first_run.calls[SUMMARISE]
@@ -351,7 +351,7 @@ def test_new_answer_to_known_contexts_is_exactly_one_request(first_run: RunOfWor
 
 
 @pytest.mark.gate
-def test_expected_cost_is_near_what_was_spent(second_run: RunOfWorlds) -> None:
+def test_the_expected_cost_is_near_the_actual_cost(second_run: RunOfWorlds) -> None:
     """The plan uses the means of a store with other samples.
 
     The first metric pays for the stages that all metrics share.
@@ -375,11 +375,11 @@ def test_expected_cost_is_near_what_was_spent(second_run: RunOfWorlds) -> None:
         ({"max_tokens": None}, UNLIMITED_COMPLETION_TOKENS),
     ],
 )
-def test_completion_limit_is_what_the_stage_sends(llm: dict[str, Any], limit: int) -> None:
+def test_the_completion_limit_is_the_limit_of_the_stage(llm: dict[str, Any], limit: int) -> None:
     assert completion_limit(bind_stage("classify_relation", settings_for(**llm))) == limit
 
 
-def test_hours_are_those_of_the_tighter_limit() -> None:
+def test_hours_depend_on_the_tighter_limit() -> None:
     limits = LlmSettings(requests_per_minute=60.0, tokens_per_minute=1000.0)
     assert hours_of(limits, 7200, 60_000) == pytest.approx(2.0)
     assert hours_of(limits, 60, 120_000) == pytest.approx(2.0)
@@ -393,7 +393,7 @@ def plan_row(**fields: Any) -> dict[str, Any]:
     return {**row, "expected_cost": 0.25, **fields}
 
 
-def test_tables_show_what_is_possible_and_what_is_expected() -> None:
+def test_tables_show_the_possible_and_the_expected_numbers() -> None:
     rows = [plan_row(), plan_row(stage="evaluate_coverage", exact=False)]
     lines = [" ".join(line.split()) for line in plan_lines(rows, Page())]
     assert lines[:11] == [
@@ -411,7 +411,7 @@ def test_tables_show_what_is_possible_and_what_is_expected() -> None:
     ]
 
 
-def test_a_plan_says_what_batches_would_cost_and_how_many_rounds_there_are() -> None:
+def test_a_plan_shows_the_cost_and_the_rounds_of_batches() -> None:
     answered = plan_row(stage="rate_relevance", reused=1200, batch_cost=0.0)
     rows = [plan_row(), plan_row(stage="evaluate_coverage"), answered, plan_row(stage="embed_text", batch_cost=0.0)]
     line = "by batches (llm.backend=batch): cost 1.50 at most, 2 rounds of batches, each within 24 hours"

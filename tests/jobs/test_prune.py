@@ -105,7 +105,7 @@ def test_what_the_sentinel_of_a_kept_output_needs_stays(store: Path, tmp_path: P
     assert ids_of(store) == ["aged", "aged", "kept", "new", "other", "recent"]
 
 
-def test_without_apply_nothing_changes_and_rows_and_bytes_are_told(
+def test_without_apply_no_file_changes_and_rows_and_bytes_are_reported(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
@@ -148,7 +148,7 @@ def test_notes_that_cannot_be_read_end_it_before_anything_goes(store: Path) -> N
 
 
 @pytest.mark.parametrize("name", [f"v1/{STAGE}", "_uses"])
-def test_a_store_that_a_run_holds_is_left_alone(store: Path, name: str) -> None:
+def test_a_store_in_use_is_not_changed(store: Path, name: str) -> None:
     with (
         lock_folder(str(store / name), "a run", wait=False),
         pytest.raises(LockedError, match="in use by a run"),
@@ -159,7 +159,7 @@ def test_a_store_that_a_run_holds_is_left_alone(store: Path, name: str) -> None:
     assert ids_of(store) == ["new", "other", "recent"]
 
 
-def test_a_run_does_not_look_up_what_is_being_removed(store: Path) -> None:
+def test_a_run_does_not_reuse_completions_that_are_being_removed(store: Path) -> None:
     wait_for_prune(str(store), "run", wait=False, notify=lambda _: None)
     with lock_folder(str(store / "_uses"), "prune", wait=False), pytest.raises(LockedError):
         wait_for_prune(str(store), "run", wait=False, notify=lambda _: None)
@@ -181,7 +181,7 @@ def test_the_parts_of_a_merged_file_are_removed_with_it(tmp_path: Path) -> None:
 
 @pytest.mark.gate
 @pytest.mark.parametrize(("merged", "writes"), [(False, 11), (True, 3)], ids=["segments", "after a compaction"])
-def test_killed_before_any_change_it_loses_nothing_that_is_needed_and_doubles_nothing(
+def test_a_kill_before_any_change_keeps_each_needed_row_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merged: bool, writes: int
 ) -> None:
     needed, ended, changes = sorted(f"r{number}" for number in range(0, 12, 2)), False, 0

@@ -46,7 +46,7 @@ def _written(folder: str, files: list[tuple[list[dict[str, object]], str]]) -> d
 
 
 @given(FILES, st.sampled_from(sorted(WHERE)), st.integers(1, 5))
-def test_batches_are_what_a_scan_gives(files: list[tuple[list[dict[str, object]], str]], name: str, most: int) -> None:
+def test_batches_equal_a_scan(files: list[tuple[list[dict[str, object]], str]], name: str, most: int) -> None:
     with TemporaryDirectory() as folder:
         rows, where = _written(folder, files), WHERE[name]
         batches = list(batches_of(rows, SCHEMA.names, where, most))
@@ -56,7 +56,7 @@ def test_batches_are_what_a_scan_gives(files: list[tuple[list[dict[str, object]]
 
 
 @given(FILES)
-def test_the_first_rows_are_those_of_the_sorted_table(files: list[tuple[list[dict[str, object]], str]]) -> None:
+def test_the_first_rows_equal_the_sorted_table(files: list[tuple[list[dict[str, object]], str]]) -> None:
     with TemporaryDirectory() as folder:
         rows, where = _written(folder, files), WHERE["valid"]
         order = [("score", "ascending"), ("name", "ascending")]

@@ -47,7 +47,7 @@ def test_a_partial_sample_counts_as_an_error() -> None:
     assert Ending().exit_code({"ok": 1, "partial": 1}, "any") == 4
 
 
-def test_a_mean_below_its_bar_is_told_with_mean_bar_and_n() -> None:
+def test_a_mean_below_its_bar_is_reported_with_mean_bar_and_n() -> None:
     rows = [
         {"metric": "e2e", "level": "overall", "mean": 0.65, "n": 4, "scored": 3},
         {"metric": "e2e", "level": "system", "mean": 0.1, "n": 4, "scored": 3},
@@ -63,14 +63,14 @@ def test_a_mean_below_its_bar_is_told_with_mean_bar_and_n() -> None:
 STAGE = {"evaluate_coverage": Stage("evaluate_coverage", ("query",), "model", "template")}
 
 
-def test_settings_that_change_no_result_leave_the_identity_alone() -> None:
+def test_settings_without_effect_on_results_do_not_change_the_identity() -> None:
     one = identify("input", ("e2e",), Settings(), STAGE)
     llm = Settings().llm.model_copy(update={"requests_per_minute": 5.0, "base_url": "http://other/v1", "actors": 3})
     two = identify("input", ("e2e",), Settings(llm=llm, fail_on_error={"share": 0.5}), STAGE)
     assert differences(one, two) == []
 
 
-def test_a_setting_that_an_older_output_does_not_know_had_its_default() -> None:
+def test_a_setting_missing_in_an_older_output_had_its_default() -> None:
     one = identify("input", ("e2e",), Settings(), STAGE)
     older = {**one, "results": {name: value for name, value in one["results"].items() if name != "graph"}}
     assert differences(one, older) == []
@@ -93,7 +93,7 @@ E2E = Added(METRICS["e2e"].depends_on, "input")
         (Settings(), {**BOTH, **{name: replace(one, template="t") for name, one in STAGE.items()}}, ["another model"]),
     ],
 )
-def test_what_metrics_that_are_there_do_not_use_may_differ_where_others_are_added(
+def test_added_metrics_can_have_other_settings_that_existing_metrics_do_not_use(
     settings: Settings, stages: dict[str, Stage], found: list[str]
 ) -> None:
     there = identify("input", ("e2e",), Settings(), STAGE)

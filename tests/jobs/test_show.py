@@ -113,7 +113,7 @@ def picture_of(folder: Path, **options: Any) -> Path:
     return Path(picture)
 
 
-def test_what_is_missing_comes_first_with_the_basis_marked(
+def test_missing_statements_come_first_with_the_basis_marked(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_run(**NLI)
@@ -143,7 +143,7 @@ def test_what_is_missing_comes_first_with_the_basis_marked(
     ]
 
 
-def test_of_contradicting_statements_it_says_which_are_left_out_and_what_states_them(
+def test_contradicting_statements_are_shown_with_missing_sides_and_sources(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = {"sample_id": "one", "metric": "nli", "first_id": "s3", "second_id": "s1", "first_sources": ["1"]}
@@ -218,7 +218,7 @@ def test_the_raw_picture_shows_atoms(make_run: MakeRun) -> None:
     assert "Atom c1." in texts_of(picture_of(make_run(**NLI), raw=True))
 
 
-def test_a_picture_goes_where_it_is_asked_to(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_picture_is_written_to_the_given_path(make_run: MakeRun, tmp_path: Path) -> None:
     target = tmp_path / "elsewhere.png"
     assert show(ShowRequest(str(make_run(**NLI)), "one", picture=str(target))) == [str(target)]
     assert target.read_bytes().startswith(b"\x89PNG")
@@ -229,7 +229,7 @@ def test_the_same_sample_gives_the_same_picture(make_run: MakeRun) -> None:
     assert picture_of(folder).read_bytes() == picture_of(folder).read_bytes()
 
 
-def test_other_texts_of_a_statement_stand_below_it(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_texts_of_a_statement_are_below_it(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     statements = [statement(3, members=["Statement 3.", "The third."], sources=["1", "2"])]
     show(ShowRequest(str(make_run(scores=[score()], statements=statements)), "one"))
     lines = lines_of(capsys)
@@ -272,14 +272,14 @@ def test_every_metric_is_shown_unless_one_is_named(make_run: MakeRun, capsys: py
         ),
     ],
 )
-def test_the_score_stands_with_its_bounds_and_status(
+def test_the_score_is_shown_with_its_bounds_and_status(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str], row: dict[str, Any], line: str
 ) -> None:
     assert show(ShowRequest(str(make_run(scores=[row])), "one")) == []
     assert line in lines_of(capsys)
 
 
-def test_a_failed_sample_says_what_failed_and_draws_nothing(
+def test_a_failed_sample_shows_its_failures_and_has_no_picture(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = {"sample_id": "one", "metric": "nli", "stage": "extract_atoms", "error_type": "timeout", "error": "late"}
@@ -339,7 +339,7 @@ def error_of(request: ShowRequest) -> str:
     return str(raised.value)
 
 
-def test_an_unknown_sample_names_those_that_are_near(make_run: MakeRun) -> None:
+def test_an_unknown_sample_names_similar_ids(make_run: MakeRun) -> None:
     folder = make_run(scores=[score(f"query-{number:05}-a") for number in range(20_000)])
     assert "did you mean 'query-00012-a'" in error_of(ShowRequest(str(folder), "query-00012"))
     assert "did you mean 'query-00012-a'" in error_of(ShowRequest(str(folder), "QUERY-00012-A"))
@@ -348,7 +348,7 @@ def test_an_unknown_sample_names_those_that_are_near(make_run: MakeRun) -> None:
     assert "its ids look like 'query-00000-a', 'query-00001-a'" in error_of(ShowRequest(str(folder), "zzz"))
 
 
-def test_an_unknown_sample_is_one_line_whatever_the_ids(make_run: MakeRun) -> None:
+def test_an_unknown_sample_is_one_line_for_any_ids(make_run: MakeRun) -> None:
     folder = make_run(scores=[score("a\n\x1b[2J" + "b" * 5_000)])
     for name in ("a\nb\udcff", "", "x" * 5_000):
         told = error_of(ShowRequest(str(folder), name))
@@ -356,7 +356,7 @@ def test_an_unknown_sample_is_one_line_whatever_the_ids(make_run: MakeRun) -> No
         assert len(told) < 500
 
 
-def test_an_unknown_metric_names_those_there_are(make_run: MakeRun) -> None:
+def test_an_unknown_metric_names_the_existing_metrics(make_run: MakeRun) -> None:
     assert "the sample was scored by nli" in error_of(ShowRequest(str(make_run(**NLI)), "one", metric="qa"))
 
 
@@ -365,7 +365,7 @@ def test_a_picture_of_another_ending_is_refused_before_anything_is_read(tmp_path
     assert "p.gif: the name has to end in .svg or .png" in told
 
 
-def test_a_picture_that_cannot_be_written_is_told(make_run: MakeRun, tmp_path: Path) -> None:
+def test_an_unwritable_picture_is_reported(make_run: MakeRun, tmp_path: Path) -> None:
     target = str(tmp_path / "no folder" / "p.svg")
     assert f"{target} cannot be written" in error_of(ShowRequest(str(make_run(**NLI)), "one", picture=target))
 

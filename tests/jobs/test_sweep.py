@@ -130,6 +130,6 @@ def test_a_plot_of_the_same_rows_has_the_same_bytes() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "nan", "1001", "a,1"])
-def test_a_beta_that_is_no_weight_is_refused(text: str) -> None:
+def test_an_invalid_beta_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be numbers"):
         weights(text)

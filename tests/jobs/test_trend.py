@@ -73,7 +73,7 @@ def test_an_alert_is_of_the_upper_end_of_the_interval(
     assert trend(nights, "--alert", "--set", f"trend.fall={fall}")[0] == code
 
 
-def test_a_fall_of_every_sample_alike_is_one(tmp_path: Path, trend: Callable[..., Ended]) -> None:
+def test_an_equal_fall_of_all_samples_is_a_fall(tmp_path: Path, trend: Callable[..., Ended]) -> None:
     for day, value in ((17, 0.9), (18, 0.3)):
         write_night(tmp_path / "nightly", day, {"a": [value] * 10})
     assert trend(tmp_path / "nightly", "--alert")[0] == 4
@@ -138,7 +138,7 @@ def test_outputs_that_have_no_part_are_named(nights: Path, tmp_path: Path, trend
     ]
 
 
-def test_no_date_is_an_error_and_one_is_a_line(nights: Path, tmp_path: Path, trend: Callable[..., Ended]) -> None:
+def test_no_date_is_an_error_and_one_date_is_a_line(nights: Path, tmp_path: Path, trend: Callable[..., Ended]) -> None:
     code, out, err = trend(tmp_path / "nowhere")
     assert (code, out) == (1, "")
     assert err.splitlines()[-1].endswith(

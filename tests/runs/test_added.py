@@ -21,9 +21,7 @@ def rows_of(output: Path, metric: str) -> dict[str, list[Row]]:
     return {name: [row for row in read_table(output, name) if row["metric"] == metric] for name in TABLES}
 
 
-def test_a_metric_is_added_whichever_way_it_is_asked_for(
-    run_here: RunHere, server: ModelServer, tmp_path: Path
-) -> None:
+def test_a_metric_is_added_with_each_command(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     known = worlds(2, "noisy")
     server.configure(answer=known[0].answer)
     samples = [sample for world in known for sample in world.samples(2)]

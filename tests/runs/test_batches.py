@@ -103,7 +103,7 @@ def summarise(runner: StageRunner, texts: list[str]) -> list[str | None]:
     return [row["error_type"] for row in runner.ask("summarise_context", rows, carry=("text",)).collect()]
 
 
-def test_a_start_by_calls_waits_for_batches_and_asks_the_rest(
+def test_a_run_with_calls_waits_for_batches_and_sends_the_rest(
     run_here: RunHere, server: ModelServer, tmp_path: Path
 ) -> None:
     server.configure(batches={"batches": [{"delay": 1.0, "expire": 0.5}]})
@@ -118,7 +118,7 @@ def test_a_start_by_calls_waits_for_batches_and_asks_the_rest(
     assert sum(arrival.path == "/v1/batches" for arrival in server.arrivals()) == 1
 
 
-def test_a_run_pays_for_its_own_requests_and_for_none_that_is_in_flight(
+def test_a_run_pays_for_its_own_requests_and_not_for_requests_in_flight(
     run_here: RunHere, server: ModelServer, tmp_path: Path
 ) -> None:
     """Requests of another run that are not in a batch remain unsent."""
@@ -135,7 +135,7 @@ def test_a_run_pays_for_its_own_requests_and_for_none_that_is_in_flight(
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_names_its_batches_and_the_next_pays_nothing(
+def test_an_interrupted_run_names_its_batches_and_the_next_run_pays_nothing(
     run_here: RunHere, server: ModelServer, tmp_path: Path
 ) -> None:
     """Send a real SIGINT to a separate process."""
@@ -155,9 +155,7 @@ def test_an_interrupted_run_names_its_batches_and_the_next_pays_nothing(
 
 
 @pytest.mark.slow
-def test_failures_of_batches_are_asked_again_where_that_is_asked_for(
-    run_here: RunHere, server: ModelServer, tmp_path: Path
-) -> None:
+def test_failures_of_batches_are_retried_on_request(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     samples, output = write_samples(tmp_path / "samples.jsonl", SAMPLES), tmp_path / "out"
     server.configure(rules=[{"when": {"contains": "Fact C3."}, "do": {"status": 400, "error": {"message": "no"}}}])
     first = run_here(server, samples, output, settings=BATCH)
@@ -211,7 +209,7 @@ MESSAGES = ["POST /v1/messages", "GET /v1/messages/batches/batch_2", "GET /v1/me
 @pytest.mark.parametrize(
     "step", [pytest.param(step, marks=[] if step == STEPS[1] else pytest.mark.slow) for step in STEPS + MESSAGES]
 )
-def test_a_run_that_is_killed_at_a_step_pays_for_nothing_twice(
+def test_a_run_that_is_killed_at_a_step_pays_for_no_request_twice(
     run_here: RunHere, server: ModelServer, tmp_path: Path, step: str
 ) -> None:
     samples, output = write_samples(tmp_path / "samples.jsonl", SAMPLES), tmp_path / "out"

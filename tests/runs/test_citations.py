@@ -66,7 +66,7 @@ def expected_of(judge: JudgedCitations | None = None) -> Mapping[str, ExpectedCi
     }
 
 
-def test_all_tables_are_those_of_brute_force(job: WorldJob) -> None:
+def test_all_tables_equal_brute_force(job: WorldJob) -> None:
     assert job.ended.code == 0, job.ended.err
     assert not read_table(job.output, "failures")
     assert_concluded(job.output, expected_of(), "f1")
@@ -108,7 +108,7 @@ def test_reasons_are_columns(job: WorldJob) -> None:
 
 
 def test_every_distinct_request_is_sent_once(job: WorldJob) -> None:
-    """Equal sentences of equal sources share a request. Open ones are requested in another list, then singly."""
+    """Equal sentences of equal sources share a request. An unlabelled sentence is sent in a list again."""
     asked = set()
 
     def ask(stage: str, **variables: Any) -> None:

@@ -33,7 +33,7 @@ def whole(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield run_whole(run_here, server, path, "citations", (CITED,), settings)
 
 
-def test_a_killed_run_sends_nothing_that_is_stored(run_here: RunHere, whole: Whole, tmp_path: Path) -> None:
+def test_a_killed_run_sends_no_stored_request(run_here: RunHere, whole: Whole, tmp_path: Path) -> None:
     kill_in_stages(run_here, whole, tmp_path / "out", (CITED,))
     assert_same_tables(tmp_path / "out", whole.output, TABLES)
 

@@ -52,7 +52,7 @@ def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield ran
 
 
-def test_conflicts_are_those_of_brute_force(job: WorldJob) -> None:
+def test_conflicts_equal_brute_force(job: WorldJob) -> None:
     assert job.ended.code == 0, job.ended.err
     expected = {sample["sample_id"]: expected_conflicts(sample, JUDGE) for sample in job.samples}
     assert_conflicts_listed(job.output, expected)
@@ -72,7 +72,7 @@ def test_sides_that_are_statements_name_them(job: WorldJob) -> None:
     assert all(normalise(text) == normalise(statement) for text, statement in named)
 
 
-def test_every_distinct_request_is_asked_once(job: WorldJob) -> None:
+def test_every_distinct_request_is_sent_once(job: WorldJob) -> None:
     """The conflicts of a query are listed once for all responses.
 
     A side needs a request only if it is not a statement.
@@ -99,7 +99,7 @@ def test_a_plan_counts_the_stages(run_here: RunHere, job: WorldJob, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_run_killed_in_every_stage_asks_nothing_that_is_stored(run_here: RunHere, tmp_path: Path) -> None:
+def test_a_run_killed_in_every_stage_sends_no_stored_request(run_here: RunHere, tmp_path: Path) -> None:
     samples = [with_kinds(sample) for world in worlds(40, JUDGE, ids=True) for sample in world.samples(2)]
     path = write_samples(tmp_path / "whole" / "samples.jsonl", samples)
     with ModelServer(answer="world_closed") as server:

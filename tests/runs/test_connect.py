@@ -71,7 +71,7 @@ def tables_of(output: str) -> dict[str, list[dict[str, Any]]]:
 @pytest.mark.parametrize(
     ("metrics", "whole"), [("e2e", False), pytest.param("e2e,nli,icat", True, marks=pytest.mark.slow)]
 )
-def test_scores_over_connect_are_those_of_the_command(
+def test_scores_over_connect_equal_the_command(
     remote: str, run_here: RunHere, shared_cluster: SharedCluster, tmp_path: Path, metrics: str, whole: bool
 ) -> None:
     path = tmp_path / "samples.parquet"

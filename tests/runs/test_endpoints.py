@@ -51,7 +51,7 @@ def test_a_job_is_answered_by_all_endpoints_that_live(run_here: RunHere, server:
     check_usage(output, arrived)
 
 
-def test_shares_of_a_job_are_those_of_the_weights(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
+def test_shares_of_a_job_equal_the_weights(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     path, output = write_samples(tmp_path / "samples.jsonl", make_samples(400)), tmp_path / "out"
     with ModelServer() as second, ModelServer() as third:
         weights = {server: 1, second: 1, third: 2}
@@ -112,7 +112,7 @@ def test_a_job_continues_with_faulty_endpoints(run_here: RunHere, server: ModelS
 
 
 @pytest.mark.slow
-def test_failures_are_asked_again_of_all_endpoints(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
+def test_failures_are_sent_again_to_all_endpoints(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     path, output = write_samples(tmp_path / "samples.jsonl", SAMPLES), tmp_path / "out"
     refused = {"when": {"contains": "Fact C3."}, "do": {"status": 400, "error": {"message": "no"}}}
     with ModelServer(rules=[refused]) as other:

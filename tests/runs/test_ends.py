@@ -83,7 +83,7 @@ def test_429s_without_end_are_an_outage(run_here: RunHere, server: ModelServer, 
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_and_empties_costs_time_alone(server: ModelServer, tmp_path: Path, disk: SmallDisk) -> None:
+def test_a_disk_that_fills_and_empties_only_costs_time(server: ModelServer, tmp_path: Path, disk: SmallDisk) -> None:
     path, output = places(tmp_path)
     server.configure(latency=0.3)
     run = Run(server, path, output, settings={**SETTINGS, "completion_store": disk.folder})
@@ -112,7 +112,7 @@ def fill_after_a_segment(disk: SmallDisk) -> None:
 
 
 @pytest.mark.slow
-def test_a_disk_that_stays_full_ends_the_run_with_how_many_answers_are_lost(
+def test_a_full_disk_ends_the_run_with_the_number_of_lost_completions(
     run_here: RunHere, server: ModelServer, tmp_path: Path, disk: SmallDisk
 ) -> None:
     path, output = places(tmp_path)
@@ -156,7 +156,7 @@ def test_names_beyond_ascii_need_no_locale(server: ModelServer, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arrivals", [20, 37, 55])
-def test_a_run_that_is_told_to_end_while_it_writes_keeps_what_it_paid_for(
+def test_a_run_that_is_stopped_during_a_write_keeps_its_completions(
     run_here: RunHere, server: ModelServer, tmp_path: Path, arrivals: int
 ) -> None:
     path, output = places(tmp_path)
@@ -217,7 +217,7 @@ def test_a_run_that_lost_scores_has_failed_and_is_not_done(
 
 
 @pytest.mark.slow
-def test_a_sample_that_is_lost_between_the_steps_is_no_finished_run(
+def test_a_run_that_loses_a_sample_between_steps_is_not_finished(
     run_here: RunHere, server: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose_one(samples: DataFrame, *given: Any) -> Tables:

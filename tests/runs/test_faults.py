@@ -189,7 +189,7 @@ def _again(first: Expectation, samples: Sequence[Row], lasting: bool) -> Expecta
 
 
 @pytest.mark.slow
-def test_later_starts_mend_what_passes_then_what_is_asked_for_then_nothing(run_here: RunHere, case: Case) -> None:
+def test_later_runs_retry_temporary_errors_then_all_errors_if_requested(run_here: RunHere, case: Case) -> None:
     first = expect(case.samples, RULES)
     case.server.configure(rules=[])
 
@@ -222,7 +222,7 @@ def test_later_starts_mend_what_passes_then_what_is_asked_for_then_nothing(run_h
     assert snapshot(case.output) == before
 
 
-def test_a_run_whose_requests_all_fail_says_why_at_each_start(
+def test_a_run_with_only_failures_reports_the_reason_each_time(
     run_here: RunHere, server: ModelServer, tmp_path: Path
 ) -> None:
     server.configure(rules=[{"when": {"after": 2}, "do": {"status": 413}}, {"do": {"status": 400}}])
@@ -239,7 +239,9 @@ def test_a_run_whose_requests_all_fail_says_why_at_each_start(
 
 
 @pytest.mark.slow
-def test_many_requests_that_always_fail_are_no_outage(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
+def test_many_requests_that_always_fail_are_not_an_outage(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
     server.configure(rules=[{"when": {"share": 0.3}, "do": {"status": 500}}])
     path, output = write_samples(tmp_path / "samples.jsonl", make_samples(100)), tmp_path / "out"
     settings = {"summarise_contexts": "false", "llm.outage_minutes": 0.2}

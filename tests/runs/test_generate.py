@@ -64,7 +64,7 @@ def generate(run_here: RunHere) -> Callable[..., Ended]:
 
 
 @pytest.mark.slow
-def test_two_systems_answer_what_is_asked_and_are_scored(
+def test_two_systems_answer_the_questions_and_are_scored(
     run_here: RunHere, generate: Callable[..., Ended], server: ModelServer, tmp_path: Path
 ) -> None:
     lost = {"when": {"contains": "What of 3?"}, "do": {"status": 400, "error": {"message": "no"}}}
@@ -197,7 +197,7 @@ def check_usage(output: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_continues_and_a_finished_one_is_left_alone(
+def test_a_killed_run_continues_and_a_finished_run_does_not_change(
     generate: Callable[..., Ended], server: ModelServer, tmp_path: Path
 ) -> None:
     server.configure(rules=[TERSE], latency=0.5)

@@ -108,7 +108,7 @@ def exactly(*values: float | None) -> tuple[tuple[float | None, ...], ...]:
     return tuple((value, value, value) for value in values)
 
 
-def test_scores_measures_and_statuses_are_those_of_the_definition(job: Path) -> None:
+def test_scores_measures_and_statuses_equal_the_definition(job: Path) -> None:
     scores, measures = scores_of(job / "out"), measures_of(job / "out")
     third = 1 / 3
     # s_fact, s_coverage, icat, claims
@@ -138,14 +138,14 @@ def test_scores_measures_and_statuses_are_those_of_the_definition(job: Path) -> 
     assert counts["unread"] == (None, None, None, None)
 
 
-def test_claims_have_verdicts_and_equal_ones_are_one(job: Path) -> None:
+def test_claims_have_verdicts_and_equal_claims_are_merged(job: Path) -> None:
     found = verdicts_of(job / "out")
     assert found["whole"] == [(HOME, "supported"), (FLEET, "contradicted"), (TASTE, "not_supported")]
     assert found["partial"] == [(BROKEN, None), (HOME, "supported")]
     assert found.keys() == {"whole", "again", "given", "partial", "unaligned", "aimless"}
 
 
-def test_evidence_names_chunks_by_what_they_say(job: Path) -> None:
+def test_evidence_names_chunks_by_their_text(job: Path) -> None:
     chunks = {row["chunk_id"]: row for row in read_table(job / "out", "chunks")}
     assert sorted(row["text"] for row in chunks.values()) == [CONTEXTS[0], CONTEXTS[1]["text"]]  # type: ignore[index]
     assert {row["document_id"] for row in chunks.values()} == {"1", "b"}
@@ -174,7 +174,7 @@ def test_aspects_are_statements_with_the_claims_that_cover_them(job: Path) -> No
     assert found.keys() == {"whole", "again", "given", "blank", "silent", "partial"}
 
 
-def test_what_failed_is_told_of_each_sample(job: Path) -> None:
+def test_the_failures_of_each_sample_are_reported(job: Path) -> None:
     failed = Counter((row["sample_id"], row["stage"], row["error_type"]) for row in read_table(job / "out", "failures"))
     assert failed == {
         ("partial", "classify_relation", "http_400"): 2,
@@ -184,7 +184,7 @@ def test_what_failed_is_told_of_each_sample(job: Path) -> None:
     }
 
 
-def test_responses_to_one_query_share_what_is_asked(world: ModelServer, job: Path) -> None:
+def test_responses_to_one_query_share_requests(world: ModelServer, job: Path) -> None:
     asked = {
         stage: world.count(stage)
         for stage in ("extract_claims", "generate_aspects", "classify_relation", "align_claims")
@@ -211,7 +211,7 @@ def test_measures_are_summed_up_by_system(job: Path) -> None:
 
 
 @pytest.mark.slow
-def test_early_stop_changes_evidence_alone(run_here: RunHere, world: ModelServer, job: Path) -> None:
+def test_early_stop_changes_only_the_evidence(run_here: RunHere, world: ModelServer, job: Path) -> None:
     before = world.count("classify_relation")
     settings = {**SETTINGS, **embedder(world), "completion_store": job / "store", "icat.early_stop": "false"}
     ended = run_here(world, job / "samples.jsonl", job / "whole", *ICAT, settings=settings)
@@ -227,7 +227,7 @@ def test_early_stop_changes_evidence_alone(run_here: RunHere, world: ModelServer
 
 
 @pytest.mark.slow
-def test_a_plan_counts_what_there_can_be(run_here: RunHere, world: ModelServer, job: Path) -> None:
+def test_a_plan_counts_the_possible_requests(run_here: RunHere, world: ModelServer, job: Path) -> None:
     settings = {**SETTINGS, **embedder(world), "completion_store": job / "store"}
     before = world.count()
     words = words_of(world, job / "samples.jsonl", job / "out", *ICAT, "--json", settings=settings, command="plan")
@@ -400,7 +400,7 @@ def test_a_budget_ends_it_resumable(run_here: RunHere, world: ModelServer, job: 
         assert read_table(tmp_path / "out", name) == read_table(job / "out", name), name
 
 
-def test_a_report_has_what_the_tables_have(job: Path) -> None:
+def test_a_report_has_the_content_of_the_tables(job: Path) -> None:
     words = {one["id"]: one["metrics"]["icat"].get("words", ()) for one in assert_reported(job / "out")}
     stages = {name: [stage for stage, _ in own] for name, own in words.items()}
     assert stages["whole"] == stages["given"] == ["extract_claims", "align_claims"]

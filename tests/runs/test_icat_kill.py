@@ -28,14 +28,14 @@ def whole(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield run_whole(run_here, server, path, "icat", STAGES, {})
 
 
-def test_what_is_repeated_is_what_brute_force_concludes(whole: Whole) -> None:
+def test_a_repeated_run_equals_brute_force(whole: Whole) -> None:
     found = read_concluded(whole.output)
     expected = {one["sample_id"]: expected_icat(one, in_contexts(one), Options(judge="noisy")) for one in SAMPLES}
     assert found == {name: concluded(one) for name, one in expected.items()}
 
 
 @pytest.mark.parametrize("stages", [STAGES[3:4], STAGES], ids=["one stage", "every stage"])
-def test_a_run_killed_in_its_stages_asks_nothing_that_is_stored(
+def test_a_run_killed_in_its_stages_sends_no_stored_request(
     run_here: RunHere, whole: Whole, tmp_path: Path, stages: tuple[str, ...]
 ) -> None:
     kill_in_stages(run_here, whole, tmp_path / "out", stages)

@@ -94,7 +94,7 @@ def check_measures(rows: Sequence[Row], people: dict[str, list[bool]], said: dic
 
 
 @pytest.mark.slow
-def test_a_study_of_what_icat_covers_is_as_brute_force_counts_it(run_here: RunHere, tmp_path: Path) -> None:
+def test_a_study_of_the_coverage_of_icat_equals_brute_force(run_here: RunHere, tmp_path: Path) -> None:
     samples = labelled_samples()
     path = write_samples(tmp_path / "labelled.jsonl", samples)
     with ModelServer(answer="world") as server:

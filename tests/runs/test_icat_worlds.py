@@ -131,7 +131,7 @@ def test_contexts(worlds: Worlds) -> None:
 
 
 @pytest.mark.slow
-def test_contexts_once_more_ask_nothing(worlds: Worlds) -> None:
+def test_repeated_contexts_need_no_request(worlds: Worlds) -> None:
     first = worlds.job("contexts")
     worlds.server.reset()
     again = worlds.job("contexts-again", **{"spark.conf.spark.sql.shuffle.partitions": 7})
@@ -161,7 +161,7 @@ def test_without_early_stop_only_evidence_changes(worlds: Worlds) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("indexed", [False, True])
-def test_lists_conclude_what_pairs_do_whatever_a_judge_leaves_out_or_repeats(worlds: Worlds, indexed: bool) -> None:
+def test_lists_have_the_results_of_pairs_if_a_judge_omits_or_repeats_items(worlds: Worlds, indexed: bool) -> None:
     source = in_index(worlds.documents) if indexed else in_contexts
     settings = {**(worlds.index(7) if indexed else {}), "icat.judgement": "lists", "icat.list_size": 3}
     worlds.server.reset()

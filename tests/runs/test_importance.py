@@ -60,19 +60,19 @@ def test_it_ends_well(job: ImportanceJob) -> None:
     assert not read_table(job.output, "failures")
 
 
-def test_scores_are_those_of_brute_force(job: ImportanceJob) -> None:
+def test_scores_equal_brute_force(job: ImportanceJob) -> None:
     assert_scores(job.output, job.expected)
 
 
-def test_measures_are_those_of_brute_force(job: ImportanceJob) -> None:
+def test_measures_equal_brute_force(job: ImportanceJob) -> None:
     assert_measures(job.output, job.expected)
 
 
-def test_facts_are_those_of_brute_force(job: ImportanceJob) -> None:
+def test_facts_equal_brute_force(job: ImportanceJob) -> None:
     assert_facts(job.output, job.expected)
 
 
-def test_claims_are_those_of_brute_force(job: ImportanceJob) -> None:
+def test_claims_equal_brute_force(job: ImportanceJob) -> None:
     assert_claims(job.output, job.expected)
 
 
@@ -197,7 +197,7 @@ def test_a_plan_is_exact_once_facts_are_known(run_here: RunHere, job: Importance
 
 
 @pytest.mark.slow
-def test_a_plan_knows_what_coverage_asks_where_verdicts_are_missing(
+def test_a_plan_counts_the_coverage_requests_if_verdicts_are_missing(
     run_here: RunHere, job: ImportanceJob, tmp_path: Path
 ) -> None:
     other = {**SETTINGS, **embedder(job.server), "stages.verify_claim.max_tokens": 99}
@@ -275,5 +275,5 @@ def planned(run_here: RunHere, job: ImportanceJob, output: Path, settings: Mappi
     return found
 
 
-def test_a_report_has_what_the_tables_have(job: ImportanceJob) -> None:
+def test_a_report_has_the_content_of_the_tables(job: ImportanceJob) -> None:
     assert_reported(job.output)

@@ -37,14 +37,12 @@ def whole(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield run_whole(run_here, server, path, "importance", STAGES, settings)
 
 
-def test_a_run_killed_in_every_stage_asks_nothing_that_is_stored(
-    run_here: RunHere, whole: Whole, tmp_path: Path
-) -> None:
+def test_a_run_killed_in_every_stage_sends_no_stored_request(run_here: RunHere, whole: Whole, tmp_path: Path) -> None:
     kill_in_stages(run_here, whole, tmp_path / "out", STAGES)
     assert_same_tables(tmp_path / "out", whole.output, TABLES)
 
 
-def test_faults_in_every_stage_leave_bounds_that_hold_and_are_mended(
+def test_faults_in_every_stage_leave_valid_bounds_and_are_fixed_later(
     run_here: RunHere, whole: Whole, tmp_path: Path
 ) -> None:
     server, output = whole.server, tmp_path / "out"

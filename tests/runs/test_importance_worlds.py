@@ -129,7 +129,7 @@ def test_the_published_profile(worlds: Worlds) -> None:
     assert sum(len(claim.evidence) > 5 for one in expected.values() for claim in one.claims) > 50
 
 
-def test_contexts_as_they_are_and_what_is_kept(worlds: Worlds) -> None:
+def test_unchanged_contexts_and_kept_completions(worlds: Worlds) -> None:
     settings = {
         "summarise_contexts": "false",
         "importance.top_k": 3,
@@ -166,7 +166,7 @@ def test_the_web(worlds: Worlds) -> None:
     assert_concluded(output, expect(samples, of_the_web, replace(NOISY, source="web")))
 
 
-def test_once_more_asks_nothing(worlds: Worlds) -> None:
+def test_a_repeated_run_sends_no_request(worlds: Worlds) -> None:
     settings = {"importance.evidence_chunks": 1}
     first, _ = worlds.job("first", 2, **settings)
     worlds.server.reset()

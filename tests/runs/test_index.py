@@ -136,7 +136,7 @@ def test_a_corpus_of_no_use_is_one_line(
         ({"id": "a", "contents": "poison"}, "embed_text", "because no text of the corpus could be embedded"),
     ],
 )
-def test_a_corpus_of_failures_alone_is_written_as_failures(
+def test_a_corpus_with_only_failures_is_written_as_failures(
     run_here: RunHere, server: ModelServer, tmp_path: Path, row: dict[str, Any], stage: str, told: str
 ) -> None:
     server.configure(rules=[{"when": {"contains": "poison"}, "do": "zero"}])

@@ -51,7 +51,7 @@ MOMENTS: list[Moment] = [
 
 
 @pytest.mark.parametrize("moments", [MOMENTS[:1], pytest.param(MOMENTS, marks=pytest.mark.slow)], ids=["one", "all"])
-def test_an_interrupted_run_says_how_to_go_on_and_pays_once(
+def test_an_interrupted_run_prints_how_to_resume_and_pays_once(
     run_here: RunHere, server: ModelServer, tmp_path: Path, moments: list[Moment]
 ) -> None:
     server.reset()

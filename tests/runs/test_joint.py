@@ -22,7 +22,7 @@ SHARED = ("summarise_context", "extract_claims")
 
 
 @pytest.mark.slow
-def test_one_run_of_six_metrics_asks_less_than_six_runs(run_here: RunHere, tmp_path: Path) -> None:
+def test_one_run_of_six_metrics_sends_fewer_requests_than_six_runs(run_here: RunHere, tmp_path: Path) -> None:
     # Ground truths as texts, and contexts
     samples = [one for one in rag_samples(30, 2) if one["contexts"] and isinstance(one["ground_truth"], str)]
     path = write_samples(tmp_path / "samples.jsonl", samples)

@@ -93,7 +93,7 @@ def test_a_metric_beyond_the_judge_ends_before_spark_starts(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_judged_metrics_are_those_that_the_judge_can_answer() -> None:
+def test_the_judged_metrics_only_use_stages_of_the_judge() -> None:
     settings = load_settings(None, [], "judge", {}, local_installed=lambda: False).settings
     can = []
     for metric in METRICS:

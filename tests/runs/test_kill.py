@@ -92,7 +92,7 @@ def test_a_killed_run_continues_without_paying_twice(
 
 
 @pytest.mark.slow
-def test_whatever_a_run_started_ends_with_it(run_here: RunHere, whole: Whole, tmp_path: Path) -> None:
+def test_all_processes_of_a_run_end_with_it(run_here: RunHere, whole: Whole, tmp_path: Path) -> None:
     server, output = whole.server, tmp_path / "out"
     server.reset()
     run = _start(whole, output)

@@ -175,7 +175,7 @@ def test_a_job_that_is_killed_during_writes_of_segments_and_tables_keeps_all_com
 
 
 @pytest.mark.slow
-def test_a_job_that_is_killed_as_it_compacts_asks_nothing_again(run_here: RunHere, job: Job) -> None:
+def test_a_job_that_is_killed_during_a_compaction_sends_no_request_again(run_here: RunHere, job: Job) -> None:
     run = job.start(stop_at=MERGED)
     wait_for(run, job.note.exists)
     kill_all(run, job)

@@ -115,7 +115,7 @@ def killed_at(lake: type, number: int) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_run_names_the_version_it_read_and_goes_on_with_it(world: World) -> None:
+def test_a_run_names_the_version_of_its_input_and_resumes_with_it(world: World) -> None:
     world.add(SAMPLES[:5])
     world.add(SAMPLES[5:10])
     first = world.run()
@@ -188,7 +188,7 @@ def test_a_night_is_in_the_lakehouse_once_after_any_failure(world: World, spark:
 
 
 @pytest.mark.slow
-def test_nights_of_one_table_take_up_what_changed_since_a_version(world: World, run_here: RunHere) -> None:
+def test_nights_of_one_table_read_the_changes_since_a_version(world: World, run_here: RunHere) -> None:
     def add(rows: list[Row], day: int) -> None:
         world.add([{**row, "day": date(2026, 11, day)} for row in rows], partition_by=["day"])
 
@@ -228,7 +228,7 @@ def test_nights_of_one_table_take_up_what_changed_since_a_version(world: World, 
     assert {row["date"]: row["n"] for row in points if row["level"] == "overall"} == dict(counted)
 
 
-def test_what_a_lakehouse_lacks_is_one_line(world: World) -> None:
+def test_a_missing_part_of_a_lakehouse_is_one_line(world: World) -> None:
     world.add(SAMPLES[:2])
     missing = world.run("--output-format", "delta", **{"lakehouse.path": "null"})
     assert missing.code == 1

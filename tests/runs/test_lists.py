@@ -64,7 +64,7 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.metric))
-def test_lists_conclude_what_pairs_do_and_go_on_where_they_were_killed_or_failed(
+def test_lists_have_the_results_of_pairs_and_resume_after_kills_and_failures(
     run_here: RunHere, case: Case, tmp_path: Path
 ) -> None:
     path, flags = write_samples(tmp_path / "samples.jsonl", case.samples()), ("--metric", case.metric)

@@ -86,7 +86,7 @@ def _is_loopback(address: str) -> bool:
     return (mapped or found).is_loopback
 
 
-def test_everything_that_a_run_starts_listens_on_loopback_alone(taken_over: TakenOver) -> None:
+def test_all_processes_of_a_run_only_listen_on_loopback(taken_over: TakenOver) -> None:
     assert {"java", "gcs_server", "raylet"} <= taken_over.programs
     assert any(name.startswith("ray::AnsweringActor") for name in taken_over.programs)
     assert {"java", "gcs_server", "raylet"} <= {name for name, _ in taken_over.listening}
@@ -101,9 +101,7 @@ def test_a_run_that_lost_its_store_stops_and_reports_it(taken_over: TakenOver) -
     assert taken_over.calls <= taken_over.calls_before + 2 * IN_FLIGHT
 
 
-def test_a_run_whose_output_was_taken_over_leaves_it_alone(
-    run_here: RunHere, server: ModelServer, tmp_path: Path
-) -> None:
+def test_a_run_that_lost_its_output_does_not_change_it(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
     server.configure(latency=0.5)
     path, output = write_samples(tmp_path / "samples.jsonl", make_samples(6)), tmp_path / "out"
     with ThreadPoolExecutor() as beside:

@@ -72,7 +72,7 @@ def test_every_table_is_that_of_brute_force(job: RecallJob) -> None:
     assert {one.status for one in job.expected.values()} == {"ok", "partial", "failed", "no_statements"}
 
 
-def test_as_much_is_asked_as_brute_force_has_to(job: RecallJob) -> None:
+def test_a_run_sends_the_same_requests_as_brute_force(job: RecallJob) -> None:
     requests = {request for one in job.expected.values() for request in one.requests}
     wanted = Counter(stage for stage, _ in requests)
     assert job.asked == {stage: wanted[stage] for stage in STAGES}
@@ -80,7 +80,7 @@ def test_as_much_is_asked_as_brute_force_has_to(job: RecallJob) -> None:
     assert usage == wanted
 
 
-def test_what_failed_is_told_of_each_sample(job: RecallJob) -> None:
+def test_the_failures_of_each_sample_are_reported(job: RecallJob) -> None:
     failures = read_table(job.output, "failures")
     assert {(row["stage"], row["error_type"]) for row in failures} == {
         *((stage, "http_400") for stage in REFUSED),
@@ -107,7 +107,9 @@ def planned(run_here: RunHere, job: RecallJob, store: Path, output: Path) -> dic
 
 
 @pytest.mark.slow
-def test_a_plan_is_exact_where_all_is_known_and_else_a_bound(run_here: RunHere, job: RecallJob, tmp_path: Path) -> None:
+def test_a_plan_is_exact_with_all_results_and_otherwise_a_bound(
+    run_here: RunHere, job: RecallJob, tmp_path: Path
+) -> None:
     before = job.server.count()
     usage = {row["stage"]: row["requests"] for row in read_table(job.output, "usage")}
     known = planned(run_here, job, job.output.parent, job.output)
@@ -134,7 +136,7 @@ def test_measures_are_summed_up(job: RecallJob) -> None:
     assert {system for _, system in summary} >= {None, "system0", "system1"}
 
 
-def test_a_start_with_nothing_left_to_ask_asks_nothing(run_here: RunHere, job: RecallJob) -> None:
+def test_a_complete_run_sends_no_request(run_here: RunHere, job: RecallJob) -> None:
     before = job.server.count()
     settings = settings_for(job.server, job.output.parent)
     ended = run_here(job.server, job.path, job.output, *LONGRECALL, settings=settings)
@@ -148,5 +150,5 @@ def test_samples_need_references(run_here: RunHere, job: RecallJob, tmp_path: Pa
     assert "references" in ended.err
 
 
-def test_a_report_has_what_the_tables_have(job: RecallJob) -> None:
+def test_a_report_has_the_content_of_the_tables(job: RecallJob) -> None:
     assert_reported(job.output)

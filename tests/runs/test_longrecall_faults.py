@@ -45,16 +45,14 @@ def whole(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield run_whole(run_here, server, path, "longrecall", STAGES, SETTINGS)
 
 
-def test_what_is_repeated_is_what_brute_force_concludes(whole: Whole) -> None:
+def test_a_repeated_run_equals_brute_force(whole: Whole) -> None:
     options = Options("noisy", baselines=BASELINES)
     expected = {sample["sample_id"]: expect(sample, options) for sample in samples_of(WORLDS)}
     assert_as_expected({name: read_table(whole.output, name) for name in TABLES}, expected)
     assert {one.status for one in expected.values()} == {"ok", "no_statements"}
 
 
-def test_a_run_killed_in_every_stage_asks_nothing_that_is_stored(
-    run_here: RunHere, whole: Whole, tmp_path: Path
-) -> None:
+def test_a_run_killed_in_every_stage_sends_no_stored_request(run_here: RunHere, whole: Whole, tmp_path: Path) -> None:
     kill_in_stages(run_here, whole, tmp_path / "out", MOMENTS)
     assert_same_tables(tmp_path / "out", whole.output, (*TABLES, "failures", "summary", "measures_summary"))
 

@@ -56,7 +56,7 @@ def usage_of(runner: StageRunner) -> dict[str, Any]:
     return row
 
 
-def test_an_endpoint_is_asked_for_vectors_once_and_they_are_read_with_length_one(
+def test_vectors_are_requested_once_and_read_with_length_one(
     run_here: RunHere, server: ModelServer, tmp_path: Path
 ) -> None:
     with run_here.runner(tmp_path, remote(server, price_per_million_tokens=2.0), "embed_text") as runner:
@@ -83,7 +83,7 @@ def test_an_endpoint_is_asked_for_vectors_once_and_they_are_read_with_length_one
         assert server.count() == calls + 1
 
 
-def test_texts_that_fail_are_rows_and_the_next_start_asks_those_that_may_pass(
+def test_failed_texts_are_rows_and_the_next_run_retries_temporary_errors(
     run_here: RunHere, server: ModelServer, tmp_path: Path
 ) -> None:
     poison, passing = "poison of bees", "nan of bees"
@@ -169,7 +169,9 @@ def test_a_classifier_judges_within_tasks_and_its_threshold_grounds(
     assert found["water boils"] == ("contradiction", pytest.approx((1 - sure) / 2), False)
 
 
-def test_a_model_that_is_asked_grounds_by_its_relation(run_here: RunHere, server: ModelServer, tmp_path: Path) -> None:
+def test_a_language_model_grounds_a_claim_by_its_relation(
+    run_here: RunHere, server: ModelServer, tmp_path: Path
+) -> None:
     server.configure(answer="world")
     settings = settings_for(llm={"base_url": server.base_url, "model": "m"}, prompts_dir=str(PROMPTS))
     home = "Ada Mill lives in Lyon."
@@ -226,7 +228,7 @@ BATCH = 8
 
 
 @pytest.mark.slow
-def test_killed_while_vectors_are_asked_for_nothing_written_is_asked_again(server: ModelServer, tmp_path: Path) -> None:
+def test_a_run_killed_during_vector_requests_sends_no_stored_request_again(server: ModelServer, tmp_path: Path) -> None:
     server.configure(latency=0.1)
     settings = remote(server, batch=BATCH, max_concurrency=4)
     stage = bind_stage("embed_text", settings)

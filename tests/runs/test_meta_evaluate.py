@@ -101,7 +101,7 @@ def test_two_models_are_run_continued_and_set_side_by_side(
 
 
 @pytest.mark.slow
-def test_claims_are_verified_by_two_models_and_what_they_said_can_be_read_again(
+def test_claims_are_verified_by_two_models_and_their_verdicts_can_be_read_again(
     run_here: RunHere, server: ModelServer, tmp_path: Path
 ) -> None:
     rows = [

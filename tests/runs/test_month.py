@@ -45,7 +45,6 @@ def night_of(day: int) -> list[Row]:
     """Return the responses of a night.
 
     Most responses are new and contain some of the four facts. The response to the first query never changes.
-
     """
     rows = []
     for system in ("a", "b"):

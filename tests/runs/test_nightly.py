@@ -205,7 +205,7 @@ def test_a_file_that_was_only_touched_is_read_once(nights: Nights) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_wrong_with_one_date_ends_no_other_and_an_outage_ends_all(nights: Nights) -> None:
+def test_a_problem_of_one_date_ends_no_other_date_and_an_outage_ends_all(nights: Nights) -> None:
     samples = make_samples(12)
     for number in (17, 18, 19):
         nights.add(number, samples[4 * (number - 17) :][:4])
@@ -288,7 +288,7 @@ def test_a_sentinel_is_judged_again_each_night(run_here: RunHere, nights: Nights
 
 
 @pytest.mark.slow
-def test_a_sentinel_is_asked_once_a_night_and_within_its_budget(nights: Nights) -> None:
+def test_a_sentinel_is_sent_once_per_night_and_within_its_budget(nights: Nights) -> None:
     samples, fixed = make_samples(12), make_samples(4)
     given = {"nightly.sentinel": write_samples(nights.folder / "fixed.jsonl", fixed)}
     for number in (17, 18):
@@ -315,7 +315,7 @@ def test_a_sentinel_is_asked_once_a_night_and_within_its_budget(nights: Nights) 
 
 
 @pytest.mark.slow
-def test_a_pruned_store_has_what_kept_outputs_need(run_here: RunHere, nights: Nights) -> None:
+def test_a_pruned_store_has_the_completions_of_kept_outputs(run_here: RunHere, nights: Nights) -> None:
     samples = make_samples(20)
     nights.add(17, samples[:10])
     nights.add(18, samples[5:20])

@@ -90,13 +90,13 @@ def relations_of(output: Path) -> dict[str, dict[tuple[str, str], str | None]]:
     }
 
 
-def test_scores_and_statuses_are_those_of_brute_force(job: NliJob) -> None:
+def test_scores_and_statuses_equal_brute_force(job: NliJob) -> None:
     assert job.ended.code == 0, job.ended.err
     found = {name: figures_of(row) for name, row in scores_of(job.output).items()}
     assert found == {name: figures(one) for name, one in job.expected.items()}
 
 
-def test_the_worlds_hold_what_they_are_to_show(job: NliJob) -> None:
+def test_the_worlds_contain_all_cases(job: NliJob) -> None:
     statements = [one for expected in job.expected.values() for one in expected.statements]
     assert len(job.samples) == 2 * WORLDS
     assert sum(one.covered for one in statements) > 100
@@ -105,11 +105,11 @@ def test_the_worlds_hold_what_they_are_to_show(job: NliJob) -> None:
     assert sum(one.status == "no_statements" for one in job.expected.values()) > 5
 
 
-def test_statements_coverage_basis_sources_and_members_are_those_of_brute_force(job: NliJob) -> None:
+def test_statements_coverage_basis_sources_and_members_equal_brute_force(job: NliJob) -> None:
     assert statements_of(job.output) == expected_statements(job.expected)
 
 
-def test_conflicts_and_their_measures_are_those_of_brute_force(job: NliJob) -> None:
+def test_conflicts_and_their_measures_equal_brute_force(job: NliJob) -> None:
     assert_conflicts(job.output, job.expected)
     coverage = Counter(row["coverage"] for row in read_table(job.output, "conflicts"))
     assert min(coverage[name] for name in ("both", "first", "second", "neither")) > 20
@@ -120,13 +120,13 @@ def test_conflicts_and_their_measures_are_those_of_brute_force(job: NliJob) -> N
     assert rows["conflict_coverage", job.samples[0]["system"]]["ci_low"] is not None
 
 
-def test_sources_that_are_followed_in_conflicts_are_those_of_brute_force(job: NliJob) -> None:
+def test_sources_followed_in_conflicts_equal_brute_force(job: NliJob) -> None:
     assert_leaning(job.output, job.samples, job.expected)
     (title,) = [line for line in job.ended.out.splitlines() if line.startswith("sources followed")]
     assert job.ended.out.partition(title)[2].split()[:4] == ["metric", "system", "by", "source"]
 
 
-def test_atoms_are_those_of_brute_force(job: NliJob) -> None:
+def test_atoms_equal_brute_force(job: NliJob) -> None:
     found = {
         name: sorted((row["text"], row["origin"], sorted(row["sources"])) for row in rows if row["kept"])
         for name, rows in rows_by_sample(job.output, "atoms").items()
@@ -147,18 +147,18 @@ def test_relations_are_complete_contradictions_included(job: NliJob) -> None:
     assert {"entailment", "contradiction", "neutral"} == {r for pairs in found.values() for r in pairs.values()}
 
 
-def test_every_distinct_request_is_asked_once(job: NliJob) -> None:
+def test_every_distinct_request_is_sent_once(job: NliJob) -> None:
     assert job.asked == count_requests(job.samples, job.options)
     assert job.server.count() == sum(job.asked.values()) == sum_usage(job.output, "requests")
 
 
-def test_pairs_of_contexts_are_asked_once_for_all_responses(job: NliJob) -> None:
+def test_pairs_of_contexts_are_sent_once_for_all_responses(job: NliJob) -> None:
     alone = sum(count_requests([sample], job.options)[PAIRS] for sample in job.samples)
     assert job.asked[PAIRS] < 0.75 * alone
 
 
 @pytest.mark.slow
-def test_metrics_share_what_both_ask(run_here: RunHere, job: NliJob, tmp_path: Path) -> None:
+def test_metrics_share_equal_requests(run_here: RunHere, job: NliJob, tmp_path: Path) -> None:
     samples = job.samples[:30]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     job.server.reset()
@@ -216,7 +216,7 @@ def count_lists(job: NliJob, size: int) -> int:
 
 
 @pytest.mark.gate
-def test_lists_conclude_what_pairs_do_whatever_a_judge_leaves_out_or_repeats(
+def test_lists_have_the_results_of_pairs_if_a_judge_omits_or_repeats_items(
     run_here: RunHere, job: NliJob, tmp_path: Path
 ) -> None:
     settings = {"completion_store": job.output / "completions", **IN_LISTS}
@@ -256,7 +256,7 @@ def test_lists_of_a_killed_run_are_not_paid_for_twice(run_here: RunHere, job: Nl
 
 
 @pytest.mark.slow
-def test_lists_that_fail_are_asked_pair_by_pair_and_bounds_count_the_rest(
+def test_failed_lists_are_sent_pair_by_pair_and_bounds_count_the_rest(
     run_here: RunHere, job: NliJob, tmp_path: Path
 ) -> None:
     samples = job.samples[:60]
@@ -271,7 +271,7 @@ def test_lists_that_fail_are_asked_pair_by_pair_and_bounds_count_the_rest(
 
 
 @pytest.mark.gate
-def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
+def test_filtered_pairs_are_neutral_and_an_audit_estimates_the_miss_rate(
     run_here: RunHere, job: NliJob, tmp_path: Path
 ) -> None:
     share, output = 0.3, tmp_path / "out"
@@ -293,7 +293,7 @@ def test_filtered_pairs_are_neutral_and_an_audit_says_what_that_misses(
 
 @pytest.mark.gate
 @pytest.mark.parametrize("judge", [FOLDER, *(pytest.param(name, marks=pytest.mark.slow) for name in (AGAIN, *BY_API))])
-def test_a_classifier_tells_what_it_is_certain_of_and_the_model_the_rest(
+def test_a_classifier_judges_the_certain_pairs_and_the_model_the_others(
     run_here: RunHere, job: NliJob, tmp_path: Path, judge: str
 ) -> None:
     """The classifier is in a folder or behind an API that sometimes fails."""
@@ -536,7 +536,7 @@ def test_a_failed_extraction_fails_the_sample_and_no_other(run_here: RunHere, jo
     assert_failed_alone(tmp_path / "out", victim, job.expected)
 
 
-def test_alternatives_are_stored_for_ratings_and_nothing_else(job: NliJob) -> None:
+def test_alternatives_are_stored_for_ratings_only(job: NliJob) -> None:
     store = job.output / "completions" / "v1"
     stored = {
         folder.name.split("-")[0]: pq.read_table(folder)["alternatives"].to_pylist() for folder in store.iterdir()
@@ -546,7 +546,7 @@ def test_alternatives_are_stored_for_ratings_and_nothing_else(job: NliJob) -> No
 
 
 @pytest.mark.slow
-def test_without_log_probabilities_the_digits_count_and_the_run_says_so(
+def test_without_log_probabilities_the_digits_count_and_the_run_reports_it(
     run_here: RunHere, job: NliJob, tmp_path: Path
 ) -> None:
     samples, options = job.samples[:40], replace(job.options, top=None)
@@ -598,7 +598,7 @@ def test_a_run_killed_among_its_pairs_continues_without_paying_twice(
     assert_as_in(job, samples, tmp_path / "out", relations_of)
 
 
-def test_a_report_has_what_the_tables_have(job: NliJob) -> None:
+def test_a_report_has_the_content_of_the_tables(job: NliJob) -> None:
     samples = assert_reported(job.output)
     judged = {one["id"]: one["metrics"]["nli"] for one in samples if one["metrics"]["nli"]["status"] == "ok"}
     answering = judged.keys() & {row["sample_id"] for row in job.samples if row["response"].strip()}

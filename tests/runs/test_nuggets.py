@@ -44,7 +44,7 @@ def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield ran
 
 
-def test_all_tables_are_those_of_brute_force(job: WorldJob) -> None:
+def test_all_tables_equal_brute_force(job: WorldJob) -> None:
     assert job.ended.code == 0, job.ended.err
     assert not read_table(job.output, "failures")
     assert_concluded(job.output, expected_of(job))
@@ -90,8 +90,8 @@ def test_vital_measures_without_vital_nuggets_count_as_0_in_mean_zero(job: World
     assert rows["all"]["mean_zero"] is None
 
 
-def test_every_distinct_request_is_asked_once(job: WorldJob) -> None:
-    """Responses to one query share nuggets and ratings. An open label is requested in a list again, and then alone."""
+def test_every_distinct_request_is_sent_once(job: WorldJob) -> None:
+    """Responses to one query share nuggets and ratings. A nugget without a label is sent in a list and then singly."""
     asked = set()
 
     def ask(stage: str, **variables: Any) -> None:
@@ -125,7 +125,7 @@ def planned(run_here: RunHere, job: WorldJob, output: Path) -> dict[str, Row]:
     return {row["stage"]: row for row in json.loads(ended.out)}
 
 
-def test_a_report_has_what_the_tables_have(job: WorldJob) -> None:
+def test_a_report_has_the_content_of_the_tables(job: WorldJob) -> None:
     assert_reported(job.output)
 
 

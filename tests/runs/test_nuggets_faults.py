@@ -36,9 +36,7 @@ def whole(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield run_whole(run_here, server, path, "nuggets", STAGES, {"llm.timeout_seconds": 5, "nuggets.window": 1})
 
 
-def test_a_run_killed_in_every_stage_asks_nothing_that_is_stored(
-    run_here: RunHere, whole: Whole, tmp_path: Path
-) -> None:
+def test_a_run_killed_in_every_stage_sends_no_stored_request(run_here: RunHere, whole: Whole, tmp_path: Path) -> None:
     kill_in_stages(run_here, whole, tmp_path / "out", STAGES)
     assert_same_tables(tmp_path / "out", whole.output, TABLES)
 

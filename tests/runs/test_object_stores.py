@@ -53,7 +53,7 @@ def put_samples(store: ObjectStore, folder: Path, rows: list[Mapping[str, Any]])
     return path
 
 
-def test_a_run_over_s3a_gives_the_tables_of_a_local_one(
+def test_a_run_over_s3a_has_the_tables_of_a_local_run(
     server: ModelServer, object_store: ObjectStore, run_here: RunHere, tmp_path: Path
 ) -> None:
     rows = make_samples(20)

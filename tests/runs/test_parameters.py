@@ -69,7 +69,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("deed", "said"), REFUSALS.values(), ids=REFUSALS.keys())
-def test_a_run_that_nothing_succeeds_in_is_refused_and_goes_on_after_the_fix(
+def test_a_run_without_any_success_is_stopped_and_resumes_after_the_fix(
     run_here: RunHere, server: ModelServer, tmp_path: Path, deed: dict[str, Any], said: str
 ) -> None:
     server.configure(answer="e2e", rules=[{"do": deed}])

@@ -118,7 +118,7 @@ def assert_concluded(output: Path, expected: Mapping[str, ExpectedQa]) -> None:
     }
 
 
-def test_the_worlds_hold_what_they_are_to_show(job: QaJob) -> None:
+def test_the_worlds_contain_all_cases(job: QaJob) -> None:
     statements = [one for expected in job.expected.values() for one in expected.statements]
     relations = Counter(relation for one in job.expected.values() for relation in one.relations.values())
     assert len(job.samples) == 2 * WORLDS
@@ -130,7 +130,7 @@ def test_the_worlds_hold_what_they_are_to_show(job: QaJob) -> None:
     assert min(relations.values()) > 20
 
 
-def test_scores_and_statuses_are_those_of_brute_force(job: QaJob) -> None:
+def test_scores_and_statuses_equal_brute_force(job: QaJob) -> None:
     assert job.ended.code == 0, job.ended.err
     found = {name: figures_of(row) for name, row in scores_of(job.output).items()}
     assert found == {name: figures(one) for name, one in job.expected.items()}
@@ -143,11 +143,11 @@ def test_every_row_of_every_table_is_that_of_brute_force(job: QaJob) -> None:
         assert {row["metric"] for row in read_table(job.output, name)} == {"qa"}
 
 
-def test_sources_that_are_followed_in_conflicts_are_those_of_brute_force(job: QaJob) -> None:
+def test_sources_followed_in_conflicts_equal_brute_force(job: QaJob) -> None:
     assert_leaning(job.output, job.samples, job.expected)
 
 
-def test_bounds_are_the_score_where_all_is_judged(job: QaJob) -> None:
+def test_bounds_equal_the_score_if_all_pairs_are_judged(job: QaJob) -> None:
     for row in scores_of(job.output).values():
         assert row["score_low"] == row["score"] == row["score_high"]
 
@@ -156,12 +156,12 @@ def test_every_answer_of_a_statement_names_it(job: QaJob) -> None:
     assert_atoms_name_their_statements(job.output, lambda row: f"Q: {row['question']} A: {row['text']}")
 
 
-def test_pairs_are_in_code_point_order_so_that_none_is_asked_both_ways(job: QaJob) -> None:
+def test_pairs_are_in_code_point_order_and_sent_in_one_direction(job: QaJob) -> None:
     asked = {comparison for pairs in relations_of(job.output).values() for comparison in pairs}
     assert all(first < second for _, first, second in asked)
 
 
-def test_every_distinct_request_is_asked_once_and_each_call_of_the_tool_is_followed_up(job: QaJob) -> None:
+def test_every_distinct_request_is_sent_once_and_each_tool_call_is_continued(job: QaJob) -> None:
     distinct, turns = count_requests(job.samples, job.options), count_tool_turns(job.samples, job.options)
     assert turns > 20
     assert job.asked == distinct + Counter({PAIRS: turns})
@@ -169,12 +169,12 @@ def test_every_distinct_request_is_asked_once_and_each_call_of_the_tool_is_follo
     assert sum_usage(job.output, "calls") == job.server.count() == distinct.total() + turns
 
 
-def test_questions_of_contexts_and_pairs_of_contexts_are_asked_once_for_all_responses(job: QaJob) -> None:
+def test_questions_and_pairs_of_contexts_are_sent_once_for_all_responses(job: QaJob) -> None:
     alone = sum((count_requests([sample], job.options) for sample in job.samples), Counter[str]())
     assert all(job.asked[stage] < 0.95 * alone[stage] for stage in ("mine_questions", PAIRS))
 
 
-def test_what_the_tool_was_asked_and_said_is_kept_with_the_completion(job: QaJob) -> None:
+def test_the_tool_calls_and_results_are_stored_with_the_completion(job: QaJob) -> None:
     traces = completions(job.output, PAIRS, "tool_trace")
     kept = [json.loads(trace) for trace in traces if trace]
     assert len(kept) == count_tool_turns(job.samples, job.options)
@@ -189,7 +189,7 @@ def completions(output: Path, stage: str, column: str) -> list[Any]:
     return [value for folder in folders for value in pq.read_table(folder)[column].to_pylist()]
 
 
-def test_alternatives_are_stored_for_ratings_and_nothing_else(job: QaJob) -> None:
+def test_alternatives_are_stored_for_ratings_only(job: QaJob) -> None:
     rated = {stage: any(completions(job.output, stage, "alternatives")) for stage in STAGES}
     assert {stage for stage, has_any in rated.items() if has_any} == {"refine_questions", "answer_questions"}
 
@@ -235,7 +235,7 @@ def test_lists_have_the_results_of_pairs_if_a_judge_omits_or_repeats_items(
 
 
 @pytest.mark.slow
-def test_lists_that_fail_are_asked_one_by_one_and_quantities_are_settled_before(
+def test_failed_lists_are_sent_one_by_one_and_quantities_are_compared_before(
     run_here: RunHere, job: QaJob, tmp_path: Path
 ) -> None:
     samples, options = job.samples[:60], replace(job.options, quantity_tool="resolve")
@@ -272,7 +272,7 @@ def test_failed_comparisons_make_a_sample_partial_and_widen_its_bounds(
 
 
 @pytest.mark.slow
-def test_questions_of_contexts_alone_fix_the_denominator_and_share_everything(
+def test_only_questions_of_contexts_fix_the_denominator_and_share_everything(
     run_here: RunHere, job: QaJob, tmp_path: Path
 ) -> None:
     options = replace(job.options, questions="contexts")
@@ -344,9 +344,7 @@ def test_a_model_that_misuses_the_tool_answers_all_the_same(
 
 
 @pytest.mark.slow
-def test_a_model_that_never_stops_calling_the_tool_fails_the_comparison_and_nothing_hangs(
-    run_here: RunHere, job: QaJob, tmp_path: Path
-) -> None:
+def test_endless_tool_calls_fail_the_comparison_and_do_not_hang(run_here: RunHere, job: QaJob, tmp_path: Path) -> None:
     samples = job.samples[:20]
     path = write_samples(tmp_path / "samples.jsonl", samples)
     rules = [{"when": {"stage": PAIRS, "contains": "How long is"}, "do": "tool_loop"}]
@@ -375,7 +373,7 @@ def test_a_text_that_was_not_read_fails_the_sample_and_no_other(
 
 
 @pytest.mark.slow
-def test_without_log_probabilities_the_digits_count_and_the_run_says_so(
+def test_without_log_probabilities_the_digits_count_and_the_run_reports_it(
     run_here: RunHere, job: QaJob, tmp_path: Path
 ) -> None:
     samples, options = job.samples[:60], replace(job.options, top=None)
@@ -412,5 +410,5 @@ def test_a_run_killed_among_its_comparisons_continues_without_paying_twice(
     assert_concluded(output, {name: one for name, one in job.expected.items() if name in names})
 
 
-def test_a_report_has_what_the_tables_have(job: QaJob) -> None:
+def test_a_report_has_the_content_of_the_tables(job: QaJob) -> None:
     assert_reported(job.output)

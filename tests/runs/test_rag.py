@@ -75,7 +75,7 @@ def assert_as_expected(output: Path, samples: Sequence[Row]) -> None:
         assert scores[sample["sample_id"]]["score"] == pytest.approx(wanted["f1"])
 
 
-def test_measures_are_those_of_brute_force(job: Path) -> None:
+def test_measures_equal_brute_force(job: Path) -> None:
     assert_as_expected(job / "out", SAMPLES)
     assert {row["status"] for row in read_table(job / "out", "scores")} == {"ok", "no_statements"}
 
@@ -115,7 +115,9 @@ def test_a_plan_counts_the_stored_completions(run_here: RunHere, server: ModelSe
 
 
 @pytest.mark.gate
-def test_what_goes_to_ragchecker_comes_back_and_asks_nothing(run_here: RunHere, server: ModelServer, job: Path) -> None:
+def test_an_export_to_ragchecker_can_be_imported_without_requests(
+    run_here: RunHere, server: ModelServer, job: Path
+) -> None:
     file, before = job / "ragchecker.json", server.count()
     ended = run_here.command(["export", str(job / "out"), "--to", "ragchecker", "--output", str(file)])
     assert ended.code == 0, ended.err
@@ -158,7 +160,7 @@ def test_a_sample_is_shown_with_the_half_that_is_to_blame(run_here: RunHere, job
 
 
 @pytest.mark.slow
-def test_a_run_killed_in_its_stages_asks_nothing_that_is_stored(run_here: RunHere, tmp_path: Path) -> None:
+def test_a_run_killed_in_its_stages_sends_no_stored_request(run_here: RunHere, tmp_path: Path) -> None:
     path = write_samples(tmp_path / "whole" / "samples.jsonl", SAMPLES[:20])
     with ModelServer(answer="careless_closed") as server:
         whole = run_whole(run_here, server, path, "rag", STAGES, {})

@@ -63,7 +63,7 @@ def test_a_job_of_a_cluster_answers_and_the_tables_are_equal(
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_the_job_and_keeps_what_it_answered(
+def test_an_interrupt_ends_the_job_and_keeps_its_completions(
     server: ModelServer, tmp_path: Path, job_server: str
 ) -> None:
     server.configure(latency=1.0)
@@ -97,7 +97,7 @@ def test_a_job_needs_the_address_of_a_job_server(run_here: RunHere, server: Mode
     assert "needs ray.address of the cluster's job server, such as http://ray-head:8265" in ended.err
 
 
-def test_what_submits_jobs_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_for_jobs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "requests", None)
     backend: Any = object.__new__(RayJobBackend)
     with pytest.raises(UserError, match=r"^llm.backend=ray-job needs requests: pip install 'untold\[cluster\]'$"):

@@ -32,7 +32,7 @@ def _sorted(statements: Sequence[Expected]) -> list[Expected]:
 
 
 @pytest.mark.parametrize("judge", JUDGES)
-def test_a_recorded_judge_gives_what_was_recorded(
+def test_a_recorded_judge_has_the_recorded_results(
     run_here: RunHere, server: ModelServer, data: Path, tmp_path: Path, judge: str
 ) -> None:
     path, output = data / "wikicontradict" / "recorded_e2e" / f"{judge}.jsonl", tmp_path / "out"

@@ -39,7 +39,7 @@ def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield ran
 
 
-def test_all_tables_are_those_of_brute_force(job: WorldJob) -> None:
+def test_all_tables_equal_brute_force(job: WorldJob) -> None:
     assert job.ended.code == 0, job.ended.err
     assert not read_table(job.output, "failures")
     assert_concluded(job.output, expected_of(job), "relative")
@@ -83,7 +83,7 @@ def test_every_distinct_request_is_sent_once(job: WorldJob) -> None:
     assert any(len(json.loads(variables)["criteria"]) == 1 for _, variables in asked)
 
 
-def test_means_are_clipped_as_those_of_healthbench(job: WorldJob) -> None:
+def test_means_are_clipped_as_in_healthbench(job: WorldJob) -> None:
     rows = {(row["measure"], row["system"]): row for row in read_table(job.output, "measures_summary")}
     for system in (None, "S0", "S1"):
         own = [

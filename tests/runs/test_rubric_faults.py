@@ -30,7 +30,7 @@ def whole(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield run_whole(run_here, server, path, "rubric", (STAGE,), {"llm.timeout_seconds": 5, "rubric.list_size": 2})
 
 
-def test_a_killed_run_sends_nothing_that_is_stored(run_here: RunHere, whole: Whole, tmp_path: Path) -> None:
+def test_a_killed_run_sends_no_stored_request(run_here: RunHere, whole: Whole, tmp_path: Path) -> None:
     kill_in_stages(run_here, whole, tmp_path / "out", (STAGE,))
     assert_same_tables(tmp_path / "out", whole.output, TABLES)
 

@@ -62,7 +62,7 @@ def mount(tmp_path: Path) -> Path:
     return tmp_path / "mount"
 
 
-def test_a_worker_answers_what_a_run_leaves_and_the_tables_are_equal(
+def test_a_worker_completes_the_requests_of_a_run_and_the_tables_are_equal(
     run_here: RunHere, server: ModelServer, tmp_path: Path, mount: Path
 ) -> None:
     samples = write_samples(tmp_path / "samples.jsonl", SAMPLES[:6])
@@ -156,7 +156,7 @@ def test_a_run_resumes_with_the_completions_of_a_killed_and_restarted_worker(
     assert manifest["totals"]["prompt_tokens"] > 0
 
 
-def test_a_worker_that_finds_nothing_or_no_spool_says_so(tmp_path: Path) -> None:
+def test_a_worker_without_jobs_or_without_a_spool_reports_it(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir()
     assert start_worker(tmp_path).communicate()[0] == "Nothing to answer\n"
     shutil.rmtree(tmp_path / "jobs")

@@ -229,7 +229,7 @@ def test_a_key_is_not_in_any_message_or_file(server: ModelServer, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_an_outage_is_resumable_and_a_short_one_is_sat_out(server: ModelServer, tmp_path: Path) -> None:
+def test_an_outage_is_resumable_and_the_run_waits_for_a_short_one(server: ModelServer, tmp_path: Path) -> None:
     samples = make_samples(100)
     path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
     ended = score(NOWHERE, path, output, settings={"llm.outage_minutes": 0.05})

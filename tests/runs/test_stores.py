@@ -39,7 +39,7 @@ def test_the_probe_of_doctor_uses_the_same_libraries_as_a_run(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_over_an_object_store_gives_the_tables_of_a_local_one(
+def test_a_run_over_an_object_store_has_the_tables_of_a_local_run(
     kind: str, server: ModelServer, run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = make_samples(20)

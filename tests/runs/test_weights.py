@@ -43,7 +43,7 @@ def share(statements: list[Row], weights: list[float]) -> float | None:
     return sum(w for one, w in zip(statements, weights, strict=True) if one["covered"]) / whole if whole else None
 
 
-def test_weights_of_sources_are_those_of_the_setting(job: WorldJob) -> None:
+def test_weights_of_sources_equal_the_setting(job: WorldJob) -> None:
     assert job.ended.code == 0, job.ended.err
     kinds = {
         row["sample_id"]: {one["id"]: one["kind"] for one in row["contexts"]}
@@ -107,7 +107,7 @@ def test_statements_are_ranked_by_relevance(job: WorldJob) -> None:
     assert ranked
 
 
-def test_the_summary_says_what_changes_without_a_source(job: WorldJob) -> None:
+def test_the_summary_shows_the_changes_without_a_source(job: WorldJob) -> None:
     rows = {
         (row["metric"], row["measure"]): row
         for row in read_table(job.output, "measures_summary")

@@ -30,7 +30,7 @@ def test_the_nearest_comes_first_and_no_more_than_wanted() -> None:
     assert near_misses("answer1", ["answers", "question", "answer12"], most=2) == ["answer12", "answers"]
 
 
-def test_something_is_always_near_where_any_likeness_will_do() -> None:
+def test_without_a_threshold_there_is_always_a_suggestion() -> None:
     assert near_misses("llm.modle", ["llm.model", "qa.questions"], cutoff=0) == ["llm.model"]
 
 

@@ -34,7 +34,7 @@ def silent() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", ["dbfs:/mnt/out", "x:/out", "hdfs:/out", "ftp://host/out", "https://host/a.jsonl"])
-def test_a_scheme_that_is_not_known_is_no_local_folder(path: str) -> None:
+def test_an_unknown_scheme_is_not_a_local_folder(path: str) -> None:
     assert str(complaint_of(path)).startswith(
         f"{path} has the unknown scheme {path.partition(':')[0]}. Give a local path"
     )
@@ -58,7 +58,7 @@ def test_a_store_that_does_not_answer_is_named_after_the_deadline(silent: str, m
         StoragePath("s3://bucket/out").entry()
 
 
-def test_a_process_that_waits_for_a_store_ends_when_it_is_told(silent: str) -> None:
+def test_a_process_that_waits_for_a_store_ends_on_a_signal(silent: str) -> None:
     code = "from untold.udfs.storage import StoragePath; print('begun', flush=True); StoragePath('s3://bucket/out').entry()"
     keys = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "a secret"}
     given = {**os.environ, **environment_of({"endpoint": silent}), **keys}
@@ -72,19 +72,19 @@ def test_a_process_that_waits_for_a_store_ends_when_it_is_told(silent: str) -> N
 
 
 @pytest.mark.usefixtures("object_store")
-def test_a_bucket_that_is_not_there_is_said_so() -> None:
+def test_a_missing_bucket_is_reported() -> None:
     with pytest.raises(PlaceError, match=r"^s3://other: the bucket does not exist"):
         StoragePath("s3://other/out").entry()
 
 
-def test_nobody_at_the_address_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_without_a_server_is_an_immediate_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNTOLD_STORAGE__ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("UNTOLD_STORAGE__ANONYMOUS", "true")
     with pytest.raises(PlaceError, match=r"^s3://bucket cannot be opened .*; check the address, the credentials"):
         StoragePath("s3://bucket/out").entry()
 
 
-def test_a_store_that_asks_to_slow_down_gets_and_gives_every_byte(object_store: ObjectStore) -> None:
+def test_a_slow_store_receives_and_returns_every_byte(object_store: ObjectStore) -> None:
     place = StoragePath(f"s3://{BUCKET}/one")
     faults = chain.from_iterable(repeat([Fault(refused=True), Fault(refused=True), None]))
     object_store.fault = lambda method, key: next(faults) if key == "one" else None
@@ -95,7 +95,7 @@ def test_a_store_that_asks_to_slow_down_gets_and_gives_every_byte(object_store: 
     assert [request.status for request in object_store.requests].count(503) >= 4
 
 
-def test_an_answer_that_is_cut_is_asked_for_again(object_store: ObjectStore) -> None:
+def test_a_truncated_response_is_requested_again(object_store: ObjectStore) -> None:
     place = StoragePath(f"s3://{BUCKET}/one")
     place.write_bytes(b"content" * 1000)
     faults = iter([Fault(cut=True), None, Fault(cut=True)])
@@ -105,7 +105,7 @@ def test_an_answer_that_is_cut_is_asked_for_again(object_store: ObjectStore) -> 
         assert file.read() == b"content" * 1000
 
 
-def test_a_listing_that_breaks_off_at_the_first_look_is_asked_for_again(object_store: ObjectStore) -> None:
+def test_a_listing_that_breaks_off_is_requested_again(object_store: ObjectStore) -> None:
     faults = iter([Fault(cut=True)] * 3)
     object_store.fault = lambda method, key: next(faults, None) if not key else None
     place = StoragePath(f"s3://{BUCKET}/one")
@@ -114,7 +114,7 @@ def test_a_listing_that_breaks_off_at_the_first_look_is_asked_for_again(object_s
     assert next(faults, None) is None
 
 
-def test_keys_that_may_not_list_the_bucket_read_and_write_what_they_may(object_store: ObjectStore) -> None:
+def test_keys_without_the_right_to_list_can_read_and_write(object_store: ObjectStore) -> None:
     object_store.fault = lambda method, key: Fault(denied=True) if not key else None
     place = StoragePath(f"s3://{BUCKET}/one")
     place.write_bytes(b"content")
@@ -131,7 +131,7 @@ def test_a_key_that_the_store_does_not_know_is_refused(
         StoragePath(f"s3://{BUCKET}/one").read_bytes()
 
 
-def test_what_may_not_be_read_is_asked_for_once(object_store: ObjectStore) -> None:
+def test_a_forbidden_object_is_requested_once(object_store: ObjectStore) -> None:
     place = StoragePath(f"s3://{BUCKET}/one")
     place.write_bytes(b"content")
     object_store.fault = lambda method, key: Fault(denied=True) if key else None
@@ -158,7 +158,7 @@ def test_hdfs_that_does_not_answer_is_named_after_the_deadline(monkeypatch: pyte
         StoragePath("hdfs://host/out").entry()
 
 
-def test_a_large_object_that_breaks_off_leaves_nothing(object_store: ObjectStore) -> None:
+def test_an_interrupted_large_object_leaves_no_file(object_store: ObjectStore) -> None:
     class Broken(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
             if self.tell() >= 2 * PART_BYTES:

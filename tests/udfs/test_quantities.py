@@ -195,7 +195,7 @@ def test_larger(first: str, second: str) -> None:
 
 
 @pytest.mark.parametrize(("first", "second", "reason"), INCOMPARABLE)
-def test_incomparable_says_why(first: str, second: str, reason: str) -> None:
+def test_incomparable_quantities_have_a_reason(first: str, second: str, reason: str) -> None:
     assert compare_quantities(first, second) == compare_quantities(second, first)
     assert json.loads(compare_quantities(first, second).to_json()) == {"outcome": "incomparable", "reason": reason}
 
@@ -206,12 +206,12 @@ def test_readings_that_disagree_are_ambiguous(first: str, second: str) -> None:
     assert compare_quantities(first, second) == compare_quantities(second, first) == told
 
 
-def test_an_answer_without_a_reason_is_the_outcome_alone() -> None:
+def test_an_answer_without_a_reason_is_only_the_outcome() -> None:
     assert json.loads(compare_quantities("5 km", "5 km").to_json()) == {"outcome": "equal"}
 
 
 @pytest.mark.parametrize("text", NOT_PLAIN)
-def test_what_is_no_plain_quantity_compares_with_nothing(text: str) -> None:
+def test_other_text_is_not_comparable_with_a_quantity(text: str) -> None:
     assert not is_plain_quantity(text)
     assert compare_quantities(text, "5 km").outcome == "incomparable"
     assert compare_quantities(text, text).outcome == "incomparable"
@@ -249,7 +249,7 @@ def test_a_plain_quantity_equals_itself(text: str) -> None:
 
 
 @given(conversions(), st.integers(3, 6))
-def test_a_conversion_equals_what_it_was_rounded_from(case: tuple[str, Decimal, str, Decimal], digits: int) -> None:
+def test_a_rounded_conversion_equals_the_original(case: tuple[str, Decimal, str, Decimal], digits: int) -> None:
     unit, number, other, converted = case
     rounded = round_to_digits(converted, digits)
     # A tie has no rounded value

@@ -94,7 +94,7 @@ def test_without_alternatives_a_rating_is_its_digit_and_the_row_is_not_weighted(
     assert weigh({"r": [Digit(4, 3)]}, alternatives) == ({"r": [4.0]}, False)
 
 
-def test_a_row_is_weighted_only_where_every_digit_is() -> None:
+def test_a_row_is_weighted_only_if_every_digit_is() -> None:
     assert weigh({"r": [Digit(4, 3), Digit(2, 5)]}, [at(3, _5=1.0)]) == ({"r": [5.0, 2.0]}, False)
     assert weigh({"r": []}, None) == ({"r": []}, True)
 
@@ -128,7 +128,7 @@ def test_tiny_probabilities_weigh_next_to_nothing() -> None:
         ],
     ],
 )
-def test_the_digit_is_found_in_the_token_that_holds_it(shape: Any, tokens: Tokens) -> None:
+def test_the_digit_is_found_in_its_token(shape: Any, tokens: Tokens) -> None:
     assert only("[Relevance: 4]", shape(tokens)) == round(4 * 0.6 + 5 * 0.3 + 3 * 0.1, 6)
 
 
@@ -183,13 +183,13 @@ def test_what_llama_cpp_answers_is_read() -> None:
     assert only("* 60 metres – Žižka [Relevance: 5]\n*", logprobs) == round(expected, 6)
 
 
-def test_only_digits_of_the_scale_that_stand_alone_have_alternatives() -> None:
+def test_only_single_digits_of_the_scale_have_alternatives() -> None:
     text = "In 1912, 7 of 3 ate 0. [5]"
     logprobs = chat([(character, {character: 0.5, "2": 0.5}) for character in text])
     assert rated(text, logprobs) == {text.index("3"): 2.5, text.index("5"): 3.5}
 
 
-def test_two_digits_in_one_token_keep_their_places() -> None:
+def test_two_digits_in_one_token_keep_their_positions() -> None:
     logprobs = chat([("3/5", {"3/5": 0.5, "4/5": 0.25, "3/4": 0.25})])
     assert rated("3/5", logprobs) == {0: pytest.approx(10 / 3), 2: pytest.approx(14 / 3)}
 
@@ -201,7 +201,7 @@ def test_a_token_that_its_own_alternatives_leave_out_counts_too() -> None:
 
 
 @pytest.mark.parametrize("top", [None, [], {}])
-def test_a_probability_without_alternatives_is_no_weight(top: Any) -> None:
+def test_a_probability_without_alternatives_is_not_a_weight(top: Any) -> None:
     assert read_alternatives("4", {"content": [{"token": "4", "logprob": -0.1, "top_logprobs": top}]}) is None
     assert read_alternatives("4", {"tokens": ["4"], "token_logprobs": [-0.1], "top_logprobs": [top]}) is None
 
@@ -217,7 +217,7 @@ def test_a_probability_without_alternatives_is_no_weight(top: Any) -> None:
         [],
     ],
 )
-def test_tokens_of_another_text_give_nothing(tokens: list[str]) -> None:
+def test_tokens_of_another_text_have_no_alternatives(tokens: list[str]) -> None:
     assert read_alternatives("[4]", chat([(token, FIVES_AND_FOURS) for token in tokens])) is None
 
 
@@ -251,7 +251,7 @@ def test_hostile_log_probabilities_never_raise_and_never_leave_the_scale(text: s
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, 5, True, "0", None, 10**400, [], {}])
-def test_what_is_no_log_probability_is_left_out(wrong: Any) -> None:
+def test_invalid_log_probabilities_are_left_out(wrong: Any) -> None:
     top = [{"token": "4", "logprob": -0.5}, {"token": "1", "logprob": wrong}]
     assert only("4", {"content": [{"token": "4", "logprob": -0.5, "top_logprobs": top}]}) == 4
 
@@ -261,7 +261,7 @@ probabilities = st.dictionaries(st.sampled_from("12345"), st.floats(1e-6, 1.0), 
 
 @examples(200)
 @given(st.data())
-def test_any_cut_into_tokens_gives_the_same_scores(data: st.DataObject) -> None:
+def test_any_tokenization_has_the_same_scores(data: st.DataObject) -> None:
     digits = data.draw(st.lists(st.tuples(st.sampled_from("12345"), probabilities), min_size=1, max_size=4))
     pieces = [(data.draw(st.text("ab [:]é–", min_size=1, max_size=5)), digit, top) for digit, top in digits]
     tokens: Tokens = []

@@ -33,14 +33,14 @@ SECRET = "s3cr3t/Value+9="
         f"UNTOLD_X=\"a.password='{SECRET} {SECRET}'\"",
     ],
 )
-def test_a_secret_goes_by_its_name(text: str) -> None:
+def test_a_secret_is_removed_by_its_name(text: str) -> None:
     shown = redact(text)
     assert SECRET not in shown
     assert SECRET.replace("/", "") not in shown
     assert HIDDEN in shown
 
 
-def test_a_key_of_a_known_kind_goes_without_a_name() -> None:
+def test_a_key_of_a_known_kind_is_removed_without_a_name() -> None:
     assert redact("tried sk-proj-abcdefghijklmnop0123456789 and AKIAABCDEFGHIJKLMNOP") == f"tried {HIDDEN} and {HIDDEN}"
 
 
@@ -56,7 +56,7 @@ def test_a_key_of_a_known_kind_goes_without_a_name() -> None:
         '{"prompt_tokens": 12, "metric": "e2e", "tokens_estimated": false}',
     ],
 )
-def test_what_is_no_secret_stays(text: str) -> None:
+def test_other_text_is_not_redacted(text: str) -> None:
     assert redact(text) == text
 
 
@@ -77,7 +77,7 @@ def test_a_short_value_of_the_environment_is_a_word(monkeypatch: pytest.MonkeyPa
     assert redact("a local file") == "a local file"
 
 
-def test_a_longer_value_goes_before_one_that_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_longer_value_is_removed_before_a_value_inside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", "abcdefgh")
     monkeypatch.setenv("B_KEY", "abcdefgh-ijk")
     assert redact("abcdefgh-ijk") == HIDDEN

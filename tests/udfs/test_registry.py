@@ -37,7 +37,7 @@ def test_ours_come_first_and_are_not_replaced(registry: Registry[Thing]) -> None
     assert registry["ours"] == Thing("ours")
 
 
-def test_what_others_give_is_loaded_when_it_is_looked_up(registry: Registry[Thing]) -> None:
+def test_objects_of_other_packages_are_loaded_on_lookup(registry: Registry[Thing]) -> None:
     assert "theirs" in registry
     assert "others_things" not in sys.modules
     assert registry["theirs"] == Thing("theirs")
@@ -50,7 +50,7 @@ def test_what_is_ours_at_a_place_is_loaded_when_it_is_looked_up(registry: Regist
     assert registry["later"] == Thing("later")
 
 
-def test_an_unknown_name_is_no_key(registry: Registry[Thing]) -> None:
+def test_an_unknown_name_is_not_a_key(registry: Registry[Thing]) -> None:
     assert "nobody's" not in registry
     with pytest.raises(KeyError):
         registry["nobody's"]

@@ -63,7 +63,7 @@ def test_the_names_of_new_folders_are_synced(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "v1" / "stage").is_dir()
 
 
-def test_what_could_not_be_written_takes_no_room(tmp_path: Path) -> None:
+def test_a_failed_write_uses_no_space(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"before")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
@@ -101,7 +101,7 @@ def test_a_relative_place_is_the_same_in_every_process(tmp_path: Path, monkeypat
     assert (StoragePath("out").spark, StoragePath("~/out").spark) == (f"{tmp_path}/out", f"{tmp_path}/home/out")
 
 
-def test_a_scheme_that_nobody_knows_is_named() -> None:
+def test_an_unknown_scheme_is_named() -> None:
     with pytest.raises(PlaceError, match=r"nope://bucket has the unknown scheme nope. Give a local path"):
         StoragePath("nope://bucket/out").entries()
 
@@ -112,7 +112,7 @@ def test_a_key_that_is_not_in_the_environment_is_named(monkeypatch: pytest.Monke
         StoragePath("s3://bucket/out").entry()
 
 
-def test_an_option_that_arrow_does_not_know_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_unknown_to_arrow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OPTIONS, '{"s3": {"regoin": "eu-west-1"}}')
     with pytest.raises(PlaceError, match="regoin"):
         StoragePath("s3://bucket/out").entry()
@@ -140,7 +140,7 @@ def test_what_is_written_is_listed_read_and_removed(place: StoragePath) -> None:
     assert place.entry().kind is None
 
 
-def test_what_is_not_there_is_nothing_or_an_error(place: StoragePath) -> None:
+def test_a_missing_path_is_empty_or_an_error(place: StoragePath) -> None:
     assert (place.entry().kind, place.entries()) == (None, [])
     place.remove()
     with pytest.raises(FileNotFoundError):
@@ -149,7 +149,7 @@ def test_what_is_not_there_is_nothing_or_an_error(place: StoragePath) -> None:
         (place / "one.json").read_bytes()
 
 
-def test_a_large_file_arrives_as_it_is(place: StoragePath) -> None:
+def test_a_large_file_arrives_unchanged(place: StoragePath) -> None:
     content = os.urandom(12 * 2**20)
     (place / "large").write_bytes(content)
     assert (place / "large").entry().size == len(content)
@@ -169,7 +169,7 @@ def test_a_write_that_breaks_off_leaves_the_file_as_it_was(place: StoragePath) -
     assert [entry.name for entry in place.entries()] == ["one"]
 
 
-def test_a_pipe_takes_what_is_written_and_a_link_leads_on(tmp_path: Path) -> None:
+def test_a_pipe_accepts_writes_and_a_link_is_followed(tmp_path: Path) -> None:
     pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
     os.mkfifo(pipe)
     with ThreadPoolExecutor() as pool:
@@ -183,13 +183,13 @@ def test_a_pipe_takes_what_is_written_and_a_link_leads_on(tmp_path: Path) -> Non
     assert (link.is_symlink(), target.read_bytes()) == (True, b"new")
 
 
-def test_what_is_put_where_there_is_something_changes_nothing(place: StoragePath) -> None:
+def test_a_conditional_write_does_not_change_an_existing_object(place: StoragePath) -> None:
     assert [(place / "one").put_if_absent(content) for content in (b"first", b"second")] == [True, False]
     assert (place / "one").read_bytes() == b"first"
     assert [entry.name for entry in place.entries()] == ["one"]
 
 
-def test_of_many_who_put_one_file_at_once_one_does(tmp_path: Path) -> None:
+def test_one_of_many_parallel_writers_creates_the_file(tmp_path: Path) -> None:
     place = StoragePath(str(tmp_path / "out" / "one"))
     contents = [bytes([65 + number]) * 10_000 for number in range(16)]
     with ThreadPoolExecutor(len(contents)) as pool:
@@ -206,7 +206,7 @@ def test_a_file_moves_and_is_copied(place: StoragePath, tmp_path: Path) -> None:
     assert (tmp_path / "copy").read_bytes() == b"content"
 
 
-def test_segments_and_snapshots_of_an_object_store_are_read_as_those_of_a_disk(place: StoragePath) -> None:
+def test_segments_and_snapshots_of_an_object_store_are_read_like_files_of_a_disk(place: StoragePath) -> None:
     place.make_folder()
     write_file(str(place / "run-a-000001.parquet"), pa.table({"request_id": ["r1", "r2"]}))
     assert read_ids(str(place), "run-a") == {"r1", "r2"}

@@ -89,7 +89,7 @@ def test_quotations_and_brackets_end_with_their_sentence(text: str) -> None:
     assert cut_at == [len(plain[: place - number].rstrip()) for number, place in enumerate(places)]
 
 
-def test_a_denial_is_no_repetition() -> None:
+def test_a_denial_is_not_a_repetition() -> None:
     for plain, denied in [
         ("他喜欢猫", "他不喜欢猫"),
         ("他は好きだ", "他は好きじゃない"),
@@ -131,7 +131,7 @@ def test_words_are_the_text(text: str) -> None:
         (r"a\\nb", None),
     ],
 )
-def test_a_line_break_that_is_written_out_is_one(text: str, read: str | None) -> None:
+def test_an_escaped_line_break_is_a_line_break(text: str, read: str | None) -> None:
     assert with_breaks(text) == (text if read is None else read)
 
 

@@ -53,7 +53,7 @@ def test_no_secret_of_a_command_line_or_the_environment_is_shown(
     assert not any(secret in shown.err + shown.out for secret in (SECRET, "a-value-of-the-environment"))
 
 
-def test_how_to_go_on_is_said_without_secrets(
+def test_the_command_to_resume_contains_no_secrets(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(_: Options) -> int:
@@ -112,7 +112,7 @@ def test_a_wrong_command_line_is_exit_code_2(capsys: pytest.CaptureFixture[str],
     assert "untold" in usage_error(capsys, *arguments)
 
 
-def test_an_unknown_metric_is_told_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_metric_is_an_error_with_the_known_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     shown = usage_error(capsys, "score", "--input", "a", "--output", "b", "--metric", "e3e")
     assert "Invalid value for '--metric': no metric" in shown
     assert "there are e2e" in shown
@@ -136,7 +136,7 @@ def test_commands_that_run_or_plan_a_metric_take_settings(capsys: pytest.Capture
         (["compare", "--help"], "print all pairs"),
     ],
 )
-def test_the_help_says_what_a_word_does(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:
+def test_the_help_explains_each_command(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:
     with pytest.raises(SystemExit):
         main(arguments)
     assert told in " ".join(capsys.readouterr().out.split())
@@ -157,7 +157,7 @@ def test_a_user_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert capsys.readouterr().err == "untold: llm.model: wrong\n"
 
 
-def test_any_other_error_is_one_line_that_tells_of_debug(
+def test_any_other_error_is_one_line_with_a_hint_to_debug(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(monkeypatch, ZeroDivisionError("first line\nsecond line"))
@@ -238,7 +238,7 @@ def test_schema_shows_every_table_and_column(capsys: pytest.CaptureFixture[str])
     assert sum(line.startswith("  ") for line in lines) == sum(len(schema) for schema in TABLES.values())
 
 
-def test_atoms_are_drawn_in_a_picture_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_atoms_are_only_drawn_in_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--raw requires --picture" in usage_error(capsys, "show", "o", "--sample", "s", "--raw")
 
 
@@ -267,7 +267,7 @@ def test_prompts_shows_the_template_that_a_run_would_use(tmp_path: Path, capsys:
     assert capsys.readouterr().out == "mine {{ query }}\n"
 
 
-def test_a_variable_that_is_no_setting_is_one_line_of_warning(
+def test_an_unknown_variable_is_one_line_of_warning(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("UNTOLD_RUN", "UNTOLD_HOME"):
@@ -286,13 +286,13 @@ def in_a_folder_with_jobs(folder: Path, *command: str) -> subprocess.CompletedPr
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environ, check=False, timeout=60)
 
 
-def test_a_folder_with_jobs_of_its_own_does_no_harm(tmp_path: Path) -> None:
+def test_a_folder_with_its_own_jobs_package_does_no_harm(tmp_path: Path) -> None:
     ended = in_a_folder_with_jobs(tmp_path, sys.executable, "-m", "untold", "schema", "scores")
     assert ended.stderr == ""
     assert ended.stdout.startswith("scores\n")
 
 
-def test_the_command_works_in_a_folder_with_jobs_of_its_own(tmp_path: Path) -> None:
+def test_the_command_works_in_a_folder_with_its_own_jobs_package(tmp_path: Path) -> None:
     command = Path(sys.executable).with_name("untold")
     if not command.exists():
         pytest.skip("the command untold is not installed beside this Python")
@@ -301,7 +301,7 @@ def test_the_command_works_in_a_folder_with_jobs_of_its_own(tmp_path: Path) -> N
     assert "evaluate_coverage" in ended.stdout
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     command = f"{sys.executable} -m untold schema | head -1"
     ended = subprocess.run(
         ["bash", "-c", command], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False
@@ -367,13 +367,13 @@ def test_compare_takes_several_runs(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "untold: Missing command.\n"),
     ],
 )
-def test_a_wrong_command_line_says_what_is_wrong(
+def test_a_wrong_command_line_has_an_error_message(
     capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
     assert told in usage_error(capsys, *arguments)
 
 
-def test_settings_are_given_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_settings_can_be_set(capsys: pytest.CaptureFixture[str]) -> None:
     """The message lists both invalid settings, so both were read."""
     assert main([*SCORE, "--set", "llm.modle=m", "--set", "qa.question=all"]) == 1
     shown = capsys.readouterr().err
@@ -412,7 +412,7 @@ TURNED = {
 }
 
 
-def test_every_error_that_a_user_can_mend_is_of_one_base() -> None:
+def test_every_error_that_a_user_can_fix_has_one_base_class() -> None:
     classes = error_classes()
     assert {SettingsError, LockedError} <= set(classes)
     assert {one.__name__ for one in classes if not issubclass(one, UserError)} == TURNED
@@ -464,7 +464,7 @@ def test_a_command_without_the_engine_is_one_line_with_the_extra(
         assert re.fullmatch(rf"untold: {what} needs [\w, -]*ray[\w, -]*: pip install 'untold\[{extra}\]'\n", error)
 
 
-def test_a_module_of_the_engine_that_an_import_misses_is_one_line(
+def test_a_missing_module_of_the_engine_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(_: Options) -> int:

@@ -31,7 +31,7 @@ def options_of(output: Path, *words: str):  # type: ignore[no-untyped-def]
     return Options(**context.params, command_line="untold calibrate")
 
 
-def test_each_form_has_an_output_of_its_own_and_all_share_a_store(tmp_path: Path) -> None:
+def test_each_variant_has_its_own_output_and_all_share_a_store(tmp_path: Path) -> None:
     options = options_of(tmp_path, "--forms", "lists of 5/a: nli.judgement=lists, nli.list_size=5", "--random", "7")
     found = requests_of(options, "nli")
     assert list(found) == [PUBLISHED, "lists of 5/a"]
@@ -54,14 +54,14 @@ def test_names_that_differ_in_any_sign_have_folders_of_their_own() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9.-]+", folder) and folder not in (".", "..") for folder in folders)
 
 
-def test_without_forms_those_that_this_release_knows_are_tried(tmp_path: Path) -> None:
+def test_without_variants_the_variants_of_this_release_are_tried(tmp_path: Path) -> None:
     found = requests_of(options_of(tmp_path), "nli")
     known = {name for name, own in FORMS.items() if {one.partition("=")[0] for one in own} <= known_settings().keys()}
     assert set(found) - {PUBLISHED} == {name for name in known if FORMS[name][0].startswith("nli.")}
     assert "lists of 20" in found
 
 
-def test_with_a_classifier_cascades_are_tried_beside_forms_without(tmp_path: Path) -> None:
+def test_with_a_classifier_cascades_are_tried_too(tmp_path: Path) -> None:
     found = requests_of(options_of(tmp_path, "--set", "nli.classifier=judge"), "nli")
     tried = {
         name: (request.settings.nli.classifier, request.settings.nli.classifier_threshold)
@@ -77,7 +77,7 @@ def test_with_a_classifier_cascades_are_tried_beside_forms_without(tmp_path: Pat
     assert found["classifier certain at 0.8"][0] == ("nli.classifier=judge", "nli.classifier_threshold=0.8")
 
 
-def test_a_model_of_a_stage_without_a_price_of_its_own_is_told_once(tmp_path: Path) -> None:
+def test_a_model_of_a_stage_without_a_price_is_reported_once(tmp_path: Path) -> None:
     small = "stages.classify_relation.model=small"
     priced = f"{small}, stages.classify_relation.price_per_million_prompt_tokens=1"
     found = requests_of(
@@ -97,7 +97,7 @@ def test_a_plan_of_forms_needs_no_key(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("text", ["", "small", "small: model", "=1"])
-def test_what_is_no_form_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_variant_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="must be settings by comma"):
         read_form(text)
     with pytest.raises(SystemExit) as ended:
@@ -106,7 +106,7 @@ def test_what_is_no_form_is_refused(text: str, capsys: pytest.CaptureFixture[str
     assert "must be settings by comma, such as nli.list_size=5, or NAME: settings. Got " in capsys.readouterr().err
 
 
-def test_a_metric_without_forms_of_its_own_asks_for_some(tmp_path: Path) -> None:
+def test_a_metric_without_variants_requires_some(tmp_path: Path) -> None:
     with pytest.raises(click.UsageError, match=r"longrecall has no cheaper variants\. Add --forms"):
         requests_of(options_of(tmp_path), "longrecall")
 
@@ -138,7 +138,7 @@ def test_the_settings_of_the_recommended_form_are_there_to_copy() -> None:
     assert lines[-1] == "recommended: none, because no cheaper variant has a kappa with a lower limit of at least 0.95"
 
 
-def test_figures_stand_for_what_was_scored_for_one_sample_and_for_all() -> None:
+def test_figures_are_for_the_scored_samples_for_one_sample_and_for_all() -> None:
     lines = list(calibration_lines(rows_of_forms(), 0.95, Page()))
     assert lines[1].split() == ["published", "3", "10", "0.5000", "61.5", "0.990", "-", "-", "-"]
     assert lines[5].split() == ["published", "1.5", "5", "0.250000", "30.75", "2.50", "0.50"]
@@ -148,7 +148,7 @@ def test_figures_stand_for_what_was_scored_for_one_sample_and_for_all() -> None:
     assert "| published | -0.100 | -0.200 .. -0.050 | - | - |" in report
 
 
-def test_hours_are_those_of_the_slowest_limit_and_of_tasks_on_their_cores() -> None:
+def test_hours_depend_on_the_slowest_limit_and_on_the_cores_of_tasks() -> None:
     limited = Settings(llm=LlmSettings(model="m", requests_per_minute=60, max_concurrency=4))
     stage = bind_stage("classify_relation", limited)
     used = _Used(stage, Usage(calls=60, prompt_tokens=5, seconds=60), 60, in_tasks=False)

@@ -159,7 +159,7 @@ def rows_of(job: BatchJob) -> list[Row]:
 
 
 def is_whole(job: BatchJob) -> bool:
-    """Whether each request has one row, a good one."""
+    """Return True if each request has exactly one row and no error."""
     found = rows_of(job)
     ids = [row["request_id"] for row in found]
     return sorted(ids) == [one for one, _ in requests(ROWS)] and not any(row["error_type"] for row in found)

@@ -85,7 +85,7 @@ def test_actors_write_to_an_object_store_by_the_options_of_the_settings(
 
 @pytest.mark.gate
 @pytest.mark.usefixtures("cluster")
-def test_a_stage_that_a_start_asks_twice_keeps_the_answers_of_both(server: ModelServer, tmp_path: Path) -> None:
+def test_a_stage_that_runs_twice_keeps_both_completions(server: ModelServer, tmp_path: Path) -> None:
     idle: list[Any] = []
     job = job_of(server, tmp_path, 40)
     assert answered(job, idle=idle).usage.done == 40
@@ -97,7 +97,7 @@ def test_a_stage_that_a_start_asks_twice_keeps_the_answers_of_both(server: Model
 
 @pytest.mark.gate
 @pytest.mark.usefixtures("cluster")
-def test_what_is_in_flight_at_a_refusal_is_kept_though_it_is_slow(server: ModelServer, tmp_path: Path) -> None:
+def test_slow_requests_in_flight_at_a_refusal_are_stored(server: ModelServer, tmp_path: Path) -> None:
     slow = [{"when": {"contains": f"number {number}."}, "do": {"delay": 4.5}} for number in (15, 17)]
     server.configure(rules=[*slow, {"when": {"after": 20}, "do": {"status": 402}}])
     outcome = answered(job_of(server, tmp_path, 100, timeout=60.0))
@@ -195,7 +195,7 @@ def pid_of(actor: Any) -> int:
 
 @pytest.mark.gate
 @pytest.mark.usefixtures("cluster")
-def test_a_budget_holds_though_first_an_actor_dies_and_then_the_limiter(server: ModelServer, tmp_path: Path) -> None:
+def test_a_budget_holds_if_an_actor_dies_and_then_the_limiter(server: ModelServer, tmp_path: Path) -> None:
     # Each lease lasts a quarter of a second. Without a rate, the first actor would lease the whole budget
     limits = Limits(requests_per_minute=2400, max_concurrency=8)
     job = job_of(server, tmp_path, 200, budget=Budget(max_calls=100), limits=limits)
@@ -272,7 +272,7 @@ def _report(number: int = 1) -> LimiterReport:
     return LimiterReport("a", "run", (0,), 0, number=number, limits=Limits())
 
 
-def test_a_lease_that_does_not_come_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_lease_is_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limiter_actor, "LEASE_SECONDS", 0.05)
     opened = iter((_Handle(answers=False), _Handle()))
     monkeypatch.setattr(limiter_actor, "open_limiters", lambda: next(opened))
@@ -287,7 +287,7 @@ def test_reports_to_several_limiters_are_one_message(monkeypatch: pytest.MonkeyP
     assert limiters.sent == [set(names[1:])]
 
 
-def test_a_lease_that_is_given_up_takes_none_from_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abandoned_lease_does_not_reduce_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     limiters = _Handle()
     monkeypatch.setattr(limiter_actor, "open_limiters", lambda: limiters)
 

@@ -34,7 +34,7 @@ IDS = ["ok", "lasting", "passing", "both", "damaged", "new"]
 
 
 @pytest.mark.parametrize(("retry_failed", "left"), [(False, {"passing", "damaged", "new"}), (True, {"lasting"})])
-def test_answered_is_what_a_run_would_not_ask(tmp_path: Path, retry_failed: bool, left: set[str]) -> None:
+def test_completed_requests_are_not_sent_by_a_run(tmp_path: Path, retry_failed: bool, left: set[str]) -> None:
     fill_store(tmp_path / "store")
     requests = write_requests(tmp_path / "requests", IDS)
     said: list[str] = []

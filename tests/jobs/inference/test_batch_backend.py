@@ -51,7 +51,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=str,
 )
-def test_rows_of_batches_are_those_of_calls(server: ModelServer, tmp_path: Path, rules: list[Row]) -> None:
+def test_rows_of_batches_equal_the_rows_of_calls(server: ModelServer, tmp_path: Path, rules: list[Row]) -> None:
     """The model calls a tool, and its next turn is in the next batch."""
     variables = [{"question": QUESTION, "first": first, "second": FAR} for first in (FAR_TOO, NEAR)]
     asked = [(f"r{number}", one) for number, one in enumerate(variables)]
@@ -141,7 +141,7 @@ def test_jobs_of_a_stage_are_gone_back_to_until_no_more_comes(root: Path, monkey
     ],
 )
 @pytest.mark.parametrize("poll", [True, False])
-def test_a_stage_by_calls_says_why_its_batches_keep_it(
+def test_a_stage_with_calls_reports_why_its_batches_block_it(
     root: Path, monkeypatch: pytest.MonkeyPatch, outcome: JobOutcome, reason: str, poll: bool
 ) -> None:
     job = left_job(root)

@@ -137,7 +137,7 @@ def test_a_creation_that_was_refused_need_not_settle(root: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["upload", "create", "look"])
-def test_an_endpoint_is_left_alone_for_as_long_as_it_asks(root: Path, what: str) -> None:
+def test_an_endpoint_gets_no_calls_during_its_pause(root: Path, what: str) -> None:
     times: list[float] = []
 
     class Busy(Api):
@@ -177,7 +177,7 @@ def test_uploads_that_hang_neither_end_a_run_nor_are_doubled(server: ModelServer
     assert len(set(ids)) == 3
 
 
-def test_files_stay_where_that_is_asked_for_and_a_failure_to_remove_one_is_a_line(root: Path) -> None:
+def test_files_are_kept_on_request_and_a_failed_removal_is_one_line(root: Path) -> None:
     class Keeping(Api):
         def remove(self, file: str) -> None:
             raise BatchError(read_status(403, b"{}", {}))
@@ -215,7 +215,7 @@ def test_without_polling_a_start_looks_once(root: Path) -> None:
     assert is_whole(job)
 
 
-def test_without_submitting_what_is_in_flight_is_taken_and_the_rest_is_given_back(root: Path) -> None:
+def test_without_submitting_results_are_read_and_other_requests_are_returned(root: Path) -> None:
     job, endpoint = left_job(root), Endpoint()
     fake = FakeBatches(endpoint, [{}, {"expire": 0.5, "delay": 60.0}])
     assert deliver(job, Api(fake), poll=False).reason == "batched"
@@ -254,7 +254,7 @@ def test_a_ledger_of_an_earlier_version_is_read(root: Path) -> None:
     assert sorted(row["request_id"] for row in rows_of(job)) == ["r0000", "r0001", "r0002", "r0003", "r0005"]
 
 
-def test_what_the_endpoint_may_have_is_not_given_back(root: Path) -> None:
+def test_requests_that_the_endpoint_may_have_are_not_returned(root: Path) -> None:
     job, endpoint = left_job(root), Endpoint()
     fake = FakeBatches(endpoint, delay=60.0)
     with pytest.raises(KilledError):
@@ -283,7 +283,7 @@ def test_rows_of_errors_and_filters_are_their_rows_failures(root: Path) -> None:
     assert (used.done, used.failed, used.rate_limited) == (ROWS, 4, 2)
 
 
-def test_rows_that_fail_because_credit_ran_out_are_refused_and_asked_again_later(root: Path) -> None:
+def test_rows_that_fail_without_credit_are_refused_and_sent_again_later(root: Path) -> None:
     empty = (429, {"error": {"code": "insufficient_quota", "message": "no credit"}})
     endpoint = Endpoint(said={f"Text number {number}.": lambda _: empty for number in range(2, ROWS)})
     job, fake = left_job(root), FakeBatches(endpoint)
@@ -298,7 +298,7 @@ def test_rows_that_fail_because_credit_ran_out_are_refused_and_asked_again_later
     assert endpoint.asked["Text number 0."] == 1
 
 
-def test_a_model_that_nobody_knows_ends_the_run_before_any_row_fails(root: Path) -> None:
+def test_an_unknown_model_ends_the_run_before_any_row_fails(root: Path) -> None:
     unknown = (404, {"error": {"code": "model_not_found", "message": "no such model"}})
     endpoint = Endpoint(said={f"Text number {number}.": lambda _: unknown for number in range(ROWS)})
     job = left_job(root)
@@ -329,7 +329,7 @@ def test_a_queue_that_others_fill_is_waited_for_and_grows_again(root: Path) -> N
     assert len(fake.made) < 5 + ROWS
 
 
-def test_a_job_gives_way_to_the_batches_of_another(root: Path) -> None:
+def test_a_job_waits_for_the_batches_of_another(root: Path) -> None:
     job = left_job(root)
     other = Batch("000001", (), requests=5, tokens=90, most=120, id="batch_9")
     watch = Watch(lambda: None, lambda _: None, lambda _: None)
@@ -342,7 +342,7 @@ def test_a_job_gives_way_to_the_batches_of_another(root: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [403, 404, 410])
-def test_results_that_are_gone_are_asked_again(root: Path, status: int) -> None:
+def test_missing_results_are_requested_again(root: Path, status: int) -> None:
     class Gone(Api):
         def lines(self, file: str) -> Iterable[bytes]:
             if file == "output-batch_1":
@@ -392,7 +392,7 @@ def test_a_line_that_never_comes_fails_its_row(root: Path) -> None:
 
 
 @pytest.mark.parametrize("response", [None, {}, {"status_code": 0, "body": {}}])
-def test_a_line_that_was_not_asked_is_known_by_its_error(root: Path, response: Any) -> None:
+def test_an_unsent_line_is_identified_by_its_error(root: Path, response: Any) -> None:
     class Expired(Api):
         def lines(self, file: str) -> Iterable[bytes]:
             found = super().lines(file)
@@ -424,7 +424,7 @@ def test_an_outage_counts_from_its_first_fault(root: Path, monkeypatch: pytest.M
         assert deliver(job, api, HOW.model_copy(update={"requests": ROWS})).reason == reason
 
 
-def test_limits_that_were_lowered_are_no_spent_budget(root: Path) -> None:
+def test_lowered_limits_are_not_a_spent_budget(root: Path) -> None:
     job, endpoint = left_job(root), Endpoint()
     fake = FakeBatches(endpoint)
     with pytest.raises(KilledError):
@@ -435,7 +435,7 @@ def test_limits_that_were_lowered_are_no_spent_budget(root: Path) -> None:
     assert max(len(batch.lines) for batch in fake.made.values()) == 3
 
 
-def test_a_file_that_is_too_large_says_what_to_lower(root: Path) -> None:
+def test_a_too_large_file_is_an_error_with_the_setting_to_lower(root: Path) -> None:
     class Small(Api):
         def upload(self, name: str, file: IO[bytes]) -> str:
             raise BatchError(read_status(413, b"{}", {}))
@@ -522,7 +522,7 @@ def test_a_batch_that_another_key_may_have_created_is_not_created_again(
     assert is_whole(job)
 
 
-def test_a_start_counts_what_other_jobs_have_in_flight(root: Path) -> None:
+def test_a_run_counts_the_requests_in_flight_of_other_jobs(root: Path) -> None:
     job, endpoint = left_job(root, budget=Budget(max_calls=7)), Endpoint()
     other = Batch("000001", (), requests=5, tokens=10, most=20, id="batch_9")
     watch = Watch(lambda: None, lambda _: None, lambda _: None)
@@ -548,7 +548,7 @@ def test_requests_in_flight_count_against_the_budget(root: Path) -> None:
     assert is_whole(job)
 
 
-def test_an_unreadable_completion_is_asked_again_in_words_and_kept_as_it_came(root: Path) -> None:
+def test_an_unparsable_completion_is_retried_with_words_and_stored_unchanged(root: Path) -> None:
     """The row contains the number of calls and the tokens of all calls after the first, as in a run with calls."""
 
     def late(number: int) -> tuple[int, Any]:
@@ -571,7 +571,7 @@ def test_a_template_that_cannot_be_filled_in_fails_its_row_and_sends_nothing(roo
     assert {row["error_type"] for row in rows_of(job)} == {"template"}
 
 
-def test_an_endpoint_without_batches_says_what_to_set(root: Path) -> None:
+def test_an_endpoint_without_batches_is_an_error_with_the_setting(root: Path) -> None:
     class Without(Api):
         def upload(self, name: str, file: IO[bytes]) -> str:
             raise BatchError(read_status(404, b"{}", {}))

@@ -29,7 +29,7 @@ def write(folder: Path, name: str, text: str) -> str:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_stage_has_a_shipped_template_of_its_own_variables(stage: str) -> None:
+def test_every_stage_has_a_shipped_template_with_its_variables(stage: str) -> None:
     template = find_template(stage, "chat", None)
     compile_prompt(template.source, name=stage)
     check_variables(template.source, STAGES[stage].variables, name=stage)
@@ -145,7 +145,7 @@ def test_every_shipped_template_belongs_to_a_stage() -> None:
     assert {name.split(".")[0] for name in shipped} == set(STAGES)
 
 
-def test_a_file_of_the_user_beats_the_shipped_one(tmp_path: Path) -> None:
+def test_a_file_of_the_user_has_priority_over_the_shipped_file(tmp_path: Path) -> None:
     folder = write(tmp_path, f"{STAGE}.jinja", "mine {{ query }}")
     template = find_template(STAGE, "chat", folder)
     assert (template.source, template.api, template.origin) == ("mine {{ query }}", "chat", f"{folder}/{STAGE}.jinja")
@@ -172,7 +172,7 @@ def test_files_of_other_names_are_ignored(tmp_path: Path) -> None:
     assert find_template(STAGE, "chat", str(tmp_path)) == find_template(STAGE, "chat", None)
 
 
-def test_a_form_without_a_template_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_a_variant_without_a_template_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     for folder in (None, str(tmp_path)):
         with pytest.raises(SettingsError) as raised:
             find_template(STAGE, "completions", folder)
@@ -206,7 +206,7 @@ def test_a_plain_template_makes_a_plain_stage(tmp_path: Path) -> None:
     assert bind_stage(STAGE, settings(prompts_dir=folder)).api == "completions"
 
 
-def test_a_local_file_stands_for_its_model_in_the_key() -> None:
+def test_a_local_file_replaces_its_model_in_the_key() -> None:
     bound = bind_stage(STAGE, settings(), embedded_model="ab" * 32)
     assert bound.model_key == "sha256:" + "ab" * 32
 
@@ -217,7 +217,7 @@ def test_how_an_endpoint_is_called_is_not_in_the_key(llm: dict[str, Any]) -> Non
     assert bind_stage(STAGE, moved).digest == bind_stage(STAGE, settings()).digest
 
 
-def test_a_salt_is_in_the_key_and_not_in_what_is_sent() -> None:
+def test_a_salt_is_in_the_key_and_not_in_the_request() -> None:
     plain = bind_stage(STAGE, settings())
     salted = bind_stage(STAGE, Settings(llm=settings().llm.model_copy(update={"salt": "2026-11-23"})))
     assert salted.digest != plain.digest

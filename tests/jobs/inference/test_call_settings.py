@@ -23,7 +23,7 @@ from untold.jobs.settings.model import LlmSettings, RaySettings, Settings
         ({"max_concurrency": 2000, "actors": 5}, None, 5),
     ],
 )
-def test_where_no_limit_binds_the_concurrency_says_how_many_actors_call(
+def test_without_limits_the_concurrency_determines_the_number_of_actors(
     llm: dict[str, Any], address: str | None, actors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("untold.jobs.inference.stage.call_settings.usable_cores", lambda: 3)

@@ -25,7 +25,7 @@ def row(requests: int, hours: float | None = None, stage: str = "evaluate_covera
     }
 
 
-def test_without_a_limit_hours_are_those_of_the_cores() -> None:
+def test_without_a_limit_hours_depend_on_the_cores() -> None:
     requests = 36_000_000
     takes = Cluster(machines=10, cores=8, flush_seconds=5).takes(row(requests))
     assert takes["cluster_hours"] == pytest.approx(10_000 / 80 / CALLS_PER_SECOND_AND_CORE)
@@ -61,11 +61,11 @@ def test_the_hours_of_a_limit_are_of_the_requests_that_are_expected() -> None:
         ("classify_relation", {}, CALLS_PER_SECOND_AND_CORE),
     ],
 )
-def test_a_model_within_tasks_has_a_rate_of_its_own(stage: str, settings: dict[str, Any], rate: float) -> None:
+def test_a_model_in_tasks_has_its_own_rate(stage: str, settings: dict[str, Any], rate: float) -> None:
     cluster = cluster_of(2, 4, Settings.model_validate(settings))
     assert cluster.takes(row(3600, stage=stage))["cluster_hours"] == pytest.approx(1 / rate / 8)
 
 
-def test_nothing_to_ask_takes_nothing() -> None:
+def test_no_requests_need_no_actors() -> None:
     takes = Cluster(2, 8, 5).takes(row(0, hours=0.0))
     assert (takes["cluster_hours"], takes["files"], takes["store_requests"], takes["machines"]) == (0.0, 0, 0, None)

@@ -44,7 +44,7 @@ def test_small_files_of_all_runs_become_one(tmp_path: Path, form: str) -> None:
     assert names_in(tmp_path) == [merged]
 
 
-def test_few_files_stay_as_they_are(tmp_path: Path) -> None:
+def test_few_files_do_not_change(tmp_path: Path) -> None:
     segments_of(tmp_path, "run1", 7)
     compact_folder(str(tmp_path))
     assert names_in(tmp_path, "merged-*") == []
@@ -58,7 +58,7 @@ def test_compacting_twice_changes_nothing(tmp_path: Path) -> None:
     assert names_in(tmp_path) == after
 
 
-def test_files_are_merged_up_to_a_size_and_large_ones_left_alone(tmp_path: Path) -> None:
+def test_files_are_merged_up_to_a_size_and_large_files_do_not_change(tmp_path: Path) -> None:
     size = segments_of(tmp_path, "run1", 20)[0].stat().st_size
     compact_folder(str(tmp_path), file_bytes=5 * size + 100)
     first = live_names(tmp_path)
@@ -69,7 +69,7 @@ def test_files_are_merged_up_to_a_size_and_large_ones_left_alone(tmp_path: Path)
     assert large <= set(live_names(tmp_path))
 
 
-def test_a_night_rewrites_what_it_adds_and_one_unfinished_file(tmp_path: Path) -> None:
+def test_a_night_rewrites_its_new_rows_and_one_unfinished_file(tmp_path: Path) -> None:
     """The size of a file bounds the bytes that a compaction writes, for any number of nights."""
     night_bytes, file_bytes, written, known = 8 * 6_000, 200_000, [], set()
     for night in range(15):
@@ -131,7 +131,7 @@ def test_a_folder_with_thousands_of_files_is_merged_in_parts(tmp_path: Path, mon
     assert (len(names_in(tmp_path)), read_rows(tmp_path)) == (3, before)
 
 
-def test_a_folder_is_due_while_it_has_many_small_files_or_what_a_killed_compaction_left(tmp_path: Path) -> None:
+def test_a_folder_with_many_small_files_or_a_killed_compaction_is_due(tmp_path: Path) -> None:
     segments_of(tmp_path, "run1", 7)
     assert not compaction.is_due(str(tmp_path))
     segments_of(tmp_path, "run2", 1)
@@ -143,7 +143,7 @@ def test_a_folder_is_due_while_it_has_many_small_files_or_what_a_killed_compacti
     assert not compaction.is_due(str(tmp_path / "nowhere"))
 
 
-def test_ended_before_any_change_a_compaction_loses_nothing_and_doubles_nothing(
+def test_a_compaction_that_ends_before_any_change_keeps_each_row_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended, changes = False, 0

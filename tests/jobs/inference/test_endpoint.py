@@ -12,7 +12,7 @@ from untold.jobs.settings.model import LlmSettings, Settings
 @pytest.mark.parametrize(
     ("address", "said"), [("http://192.0.2.1/v1", 1), ("https://192.0.2.1/v1", 0), ("http://localhost:8000/v1", 0)]
 )
-def test_a_run_says_once_that_it_calls_without_encryption(address: str, said: int) -> None:
+def test_a_run_reports_calls_without_encryption_once(address: str, said: int) -> None:
     notes: list[str] = []
     settings = Settings(llm=LlmSettings(base_url=address))
     endpoint = RunEndpoint(settings, embedded=False, wait=False, notify=notes.append)
@@ -30,13 +30,13 @@ def test_a_run_says_once_that_it_calls_without_encryption(address: str, said: in
         ("HTTP 403", None, "--set llm.api_key_env=NAME"),
     ],
 )
-def test_a_refusal_over_the_key_says_how_to_name_one(error: str, variable: str | None, part: str) -> None:
+def test_an_error_about_the_key_names_the_setting(error: str, variable: str | None, part: str) -> None:
     said = explain_refusal(error, [LlmSettings(api_key_env=variable)])
     assert said.startswith(f"{error}: ")
     assert part in said
 
 
-def test_another_refusal_is_left_as_it_is() -> None:
+def test_another_refusal_is_not_changed() -> None:
     assert explain_refusal("HTTP 404 (model_not_found)", [LlmSettings()]) == "HTTP 404 (model_not_found)"
 
 
@@ -59,7 +59,7 @@ def test_certificates_that_cannot_be_used_are_named_with_their_variable(
     assert str(raised.value) == f"SSL_CERT_FILE names {path}, which {reason}; correct the path, or unset SSL_CERT_FILE"
 
 
-def test_a_folder_of_certificates_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_folder_of_certificates_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
     with pytest.raises(EnvironmentVariableError, match=r"SSL_CERT_DIR names .*, which is not a folder"):
         check_network([REMOTE])

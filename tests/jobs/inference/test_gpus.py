@@ -73,7 +73,9 @@ def answer(job: Job) -> list[Event]:
 
 
 @pytest.mark.parametrize("gpus", [1.0, 0.5])
-def test_an_actor_with_a_gpu_gives_what_a_task_gives_and_frees_it(one_gpu: None, tmp_path: Path, gpus: float) -> None:
+def test_an_actor_with_a_gpu_has_the_results_of_a_task_and_frees_the_gpu(
+    one_gpu: None, tmp_path: Path, gpus: float
+) -> None:
     job = job_of(tmp_path, gpus, provider=ON_PROCESSORS, max_attempts=1)
     usage = answer(job)[-1]["usage"]
     rows, classifier = rows_in(tmp_path / "store"), Classifier(find_classifier(job.stage.model))
@@ -103,7 +105,7 @@ def test_more_gpus_than_there_are_end_the_job_at_once(one_gpu: None, tmp_path: P
         answer(job_of(tmp_path, 2.0))
 
 
-def test_an_onnxruntime_without_cuda_is_named_and_no_processor_stands_in(one_gpu: None, tmp_path: Path) -> None:
+def test_an_onnxruntime_without_cuda_is_an_error_without_a_fallback(one_gpu: None, tmp_path: Path) -> None:
     with pytest.raises(RayError) as raised:
         answer(job_of(tmp_path, 1.0))
     assert explain(raised.value) == (

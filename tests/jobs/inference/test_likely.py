@@ -48,7 +48,7 @@ def test_without_completions_figures_are_as_shipped(spark: SparkSession, tmp_pat
     assert read_figures(spark, None, stages) == read_figures(spark, str(tmp_path), stages) == shipped
 
 
-def test_means_are_of_what_succeeded_and_can_be_read(spark: SparkSession, tmp_path: Path) -> None:
+def test_means_cover_the_successful_and_readable_completions(spark: SparkSession, tmp_path: Path) -> None:
     extract, rate = stage_of(EXTRACT), stage_of(RATE)
     write(tmp_path, extract, "- A: Fact\n- B: Claim\n- C: Other", "- A: Fact", None, tokens=(100, 20), attempts=2)
     write(tmp_path, extract, "nothing that can be read", tokens=(400, 80), attempts=2)
@@ -66,7 +66,7 @@ def test_means_are_of_what_succeeded_and_can_be_read(spark: SparkSession, tmp_pa
 
 
 @pytest.mark.parametrize(("models", "tokens"), [(("other",), 7.0), (("other", "m"), 3.0)])
-def test_a_stage_of_another_model_stands_in_for_one_of_which_nothing_is_known(
+def test_an_unknown_model_has_the_figures_of_another_model(
     spark: SparkSession, tmp_path: Path, models: tuple[str, ...], tokens: float
 ) -> None:
     for model in models:

@@ -111,7 +111,7 @@ def test_files_that_are_merged_during_a_look_are_listed_again(tmp_path: Path, mo
     assert read_rows(tmp_path, whole) == before
 
 
-def test_a_snapshot_of_an_earlier_version_says_which_files_are_dead(tmp_path: Path) -> None:
+def test_a_snapshot_of_an_earlier_version_lists_the_dead_files(tmp_path: Path) -> None:
     for name in ("base-1", "a", "newer", "base-of-a-killed-compaction", "pruned"):
         write(tmp_path, f"{name}.parquet", [row(name)])
     snapshot(tmp_path, 9, ["a.parquet"], {})
@@ -151,7 +151,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_snapshot_with_a_name_that_is_not_bare_says_nothing(tmp_path: Path, name: str) -> None:
+def test_a_snapshot_with_a_path_as_a_name_is_ignored(tmp_path: Path, name: str) -> None:
     (tmp_path / "victim.parquet").write_bytes(b"precious")
     folder = tmp_path / "stage"
     path = write(folder, "a.parquet", [row()])
@@ -193,7 +193,7 @@ def test_files_without_a_footer_are_named_and_moved_aside(tmp_path: Path) -> Non
 
 @examples(60)
 @given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_flipped_bit_ends_nothing_and_is_found_where_rows_are(tmp_path_factory: Any, where: float, bit: int) -> None:
+def test_a_flipped_bit_ends_no_run_and_is_found_in_the_rows(tmp_path_factory: Any, where: float, bit: int) -> None:
     """Pages have checksums, but a footer has none."""
     folder = tmp_path_factory.mktemp("bits")
     path = write(folder, "a.parquet", [row(f"r{n}", text=f"Some text {n * n}.") for n in range(20)])
@@ -213,7 +213,7 @@ def test_damaged_rows_behind_a_good_footer_are_found_by_reading(tmp_path: Path) 
     assert find_damaged(str(tmp_path), ["a.parquet", "b.parquet", "gone.parquet"]) == ["b.parquet"]
 
 
-def test_a_disk_that_is_well_again_soon_damages_nothing(tmp_path: Path) -> None:
+def test_a_disk_that_recovers_soon_damages_nothing(tmp_path: Path) -> None:
     """The process cannot open a file, because it has too many open files."""
     segments_of(tmp_path, "run1", 3)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -137,7 +137,7 @@ def test_a_changed_file_is_read_again_even_with_its_old_size_and_time(tmp_path: 
     assert sha256_of(path) == hashlib.sha256(b"GGUF2").hexdigest()
 
 
-def test_a_broken_record_is_no_obstacle(tmp_path: Path, cache: Path) -> None:
+def test_a_broken_record_is_not_an_obstacle(tmp_path: Path, cache: Path) -> None:
     path = written(tmp_path / "model.gguf", b"GGUF")
     expected = sha256_of(path)
     (record,) = (cache / "digests").iterdir()
@@ -161,7 +161,9 @@ def test_a_missing_file_is_refused(tmp_path: Path, with_server_package: None) ->
 
 
 @pytest.mark.parametrize("setting", [None, "model.gguf"])
-def test_missing_packages_are_one_line_that_says_what_to_install(without_packages: None, setting: str | None) -> None:
+def test_missing_packages_are_one_line_with_the_command_to_install_them(
+    without_packages: None, setting: str | None
+) -> None:
     with pytest.raises(LocalModelError) as caught:
         model_file(setting)
     assert "pip install 'untold[local]'" in str(caught.value)

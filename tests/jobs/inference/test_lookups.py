@@ -153,14 +153,14 @@ def test_a_server_is_known_by_api_model_classes_and_separator() -> None:
         ),
     ],
 )
-def test_what_a_server_needs_is_said_before_anything_is_asked(given: dict[str, Any], said: str) -> None:
+def test_missing_settings_of_a_server_are_reported_before_the_first_request(given: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError) as raised:
         bind_stage("classify_entailment", settings_for(**given))
     assert str(raised.value).startswith(said)
     assert "\n" not in str(raised.value)
 
 
-def test_a_folder_that_is_none_is_said_before_anything_is_asked(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_before_the_first_request(tmp_path: Path) -> None:
     with pytest.raises(LocalModelFileError, match=r"model\.onnx"):
         bind_stage("embed_text", settings_for(embeddings={"model": str(tmp_path)}))
 

@@ -20,7 +20,7 @@ from untold.jobs.inference.stage.engines import MainThreadExecutor
 LONG = 10.0
 
 
-def test_functions_run_side_by_side_and_give_in_their_order() -> None:
+def test_functions_run_in_parallel_and_return_in_their_order() -> None:
     together = Barrier(2)
 
     def give(number: int) -> int:
@@ -30,7 +30,7 @@ def test_functions_run_side_by_side_and_give_in_their_order() -> None:
     assert MainThreadExecutor().run([lambda: give(1), lambda: give(2)], at_once=2) == [1, 2]
 
 
-def test_parts_are_done_one_after_the_other_by_the_thread_that_runs_them() -> None:
+def test_parts_run_one_at_a_time_in_the_main_thread() -> None:
     turns, together, here = MainThreadExecutor(), Barrier(3), current_thread()
     seen: list[tuple[str, bool]] = []
 
@@ -49,7 +49,7 @@ def test_parts_are_done_one_after_the_other_by_the_thread_that_runs_them() -> No
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_what_a_part_raises_is_raised_where_it_was_handed_over(at_once: int) -> None:
+def test_an_error_of_a_part_is_raised_in_the_calling_thread(at_once: int) -> None:
     turns = MainThreadExecutor()
 
     def fail() -> None:
@@ -85,7 +85,7 @@ def check_nothing_follows(turns: MainThreadExecutor, fails: Callable[[], None], 
     assert done == []
 
 
-def test_one_that_fails_ends_all_and_nobody_waits_for_a_turn() -> None:
+def test_an_error_ends_all_functions_and_no_thread_waits_for_a_turn() -> None:
     def fail() -> None:
         raise ValueError("function")
 

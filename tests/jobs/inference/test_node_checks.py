@@ -38,7 +38,7 @@ def visited(tmp_path: Path, folder: Path | None = None) -> str:
         return ""
 
 
-def test_a_machine_that_shares_the_place_is_fine_and_nothing_stays(tmp_path: Path) -> None:
+def test_a_machine_that_shares_the_folder_is_fine_and_no_file_remains(tmp_path: Path) -> None:
     assert visited(tmp_path) == ""
     assert list((tmp_path / "place" / "_work").iterdir()) == []
 
@@ -72,7 +72,7 @@ def test_a_place_that_the_driver_cannot_write_is_one_line(tmp_path: Path) -> Non
         looking.__enter__()
 
 
-def test_a_machine_that_cannot_say_anything_is_told_what_to_install(tmp_path: Path) -> None:
+def test_a_machine_without_untold_is_an_error_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(
         NodeCheckError, match=r"^untold cannot run on the Ray node n: No module named 'untold'; install"
     ):
@@ -104,7 +104,7 @@ def test_a_package_that_is_missing_is_wrong_unless_the_machine_has_no_use_for_it
     assert compare_versions(OWN, [sent]) == ([], [])
 
 
-def test_the_versions_here_have_those_that_matter() -> None:
+def test_the_versions_of_this_machine_include_the_important_packages() -> None:
     assert {"python", "untold", "pyspark", "pyarrow", "ray"} <= versions().keys()
 
 
@@ -118,7 +118,7 @@ def test_a_ray_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         start_ray("h:6379")
 
 
-def test_executors_are_asked_by_one_execution_and_a_local_spark_not_at_all(
+def test_executors_are_checked_by_one_execution_and_a_local_spark_is_not_checked(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = tmp_path / "manifest.json"

@@ -22,7 +22,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_many_deaths_in_a_long_run_are_no_reason_to_end(clock: Clock) -> None:
+def test_many_deaths_in_a_long_run_do_not_end_it(clock: Clock) -> None:
     dead = ActorFailures()
     for _ in range(400):
         clock.now += 90.0

@@ -18,7 +18,7 @@ from untold.udfs.errors import UserError
 from untold.udfs.llm.calls import CallContext
 
 
-def test_a_process_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_process_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "SILENT_SECONDS", 1.0)
     begin_process(RaySettings())
     ((_, begun),) = process._begun

@@ -25,7 +25,7 @@ def bound(name: str, settings: Settings) -> Stage:
     return bind_stage(name, settings)
 
 
-def test_what_nobody_knows_is_tried_with_its_schema(tmp_path: Path) -> None:
+def test_an_unknown_model_is_probed_with_its_schema(tmp_path: Path) -> None:
     settings = settings_of()
     findings, stage = Findings(settings, str(tmp_path)), bound("check_coverage", settings)
     assert findings.applied(stage) == stage
@@ -48,7 +48,7 @@ def test_a_model_without_schemas_gets_no_schema_in_any_later_run(tmp_path: Path,
         assert Findings(other, str(tmp_path)).needs_probe(bound("check_coverage", other))
 
 
-def test_a_model_that_takes_schemas_is_tried_with_ratings_once_more(tmp_path: Path) -> None:
+def test_a_model_with_schemas_is_probed_again_with_ratings(tmp_path: Path) -> None:
     settings = settings_of()
     findings = Findings(settings, str(tmp_path))
     plain, rated = bound("check_coverage", settings), bound("rate_importance", settings)
@@ -63,14 +63,14 @@ def test_a_model_that_takes_schemas_is_tried_with_ratings_once_more(tmp_path: Pa
     assert list(compared["schema"]["properties"]) == ["relation"]
 
 
-def test_a_file_that_makes_no_sense_is_no_finding(tmp_path: Path) -> None:
+def test_an_invalid_file_is_not_a_finding(tmp_path: Path) -> None:
     (tmp_path / "structured.json").write_text("[")
     settings = settings_of()
     assert Findings(settings, str(tmp_path)).needs_probe(bound("check_coverage", settings))
     assert Findings(settings, None).needs_probe(bound("check_coverage", settings))
 
 
-def test_what_is_set_is_neither_tried_nor_dropped(tmp_path: Path) -> None:
+def test_a_set_option_is_neither_probed_nor_dropped(tmp_path: Path) -> None:
     for form in ("json_schema", "guided_json"):
         settings = settings_of(structured=form)
         findings, stage = Findings(settings, str(tmp_path)), bound("check_coverage", settings)
@@ -96,7 +96,7 @@ def test_the_embedded_model_has_no_schema() -> None:
     assert load("llm.base_url=http://h", "llm.model=m", "llm.structured=off").settings.llm.structured == "off"
 
 
-def test_refused_parameters_are_kept_beside_the_store_for_every_start(tmp_path: Path) -> None:
+def test_refused_parameters_are_stored_next_to_the_completions_for_every_run(tmp_path: Path) -> None:
     settings = settings_of()
     findings, stage = Findings(settings, str(tmp_path)), bound("rate_importance", settings)
     refused = Parameters(dropped=("temperature",))

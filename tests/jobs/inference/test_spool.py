@@ -31,7 +31,7 @@ def spooled(folder: Path, name: str = "stage-run1", job: Job = JOB) -> SpooledJo
     return found
 
 
-def test_a_job_has_the_paths_of_whoever_reads_it(tmp_path: Path) -> None:
+def test_a_job_has_the_paths_of_its_reader(tmp_path: Path) -> None:
     spooled(tmp_path / "here")
     (tmp_path / "there").symlink_to(tmp_path / "here")
     (job,) = open_spool(str(tmp_path / "there")).jobs()
@@ -42,7 +42,7 @@ def test_a_job_has_the_paths_of_whoever_reads_it(tmp_path: Path) -> None:
     assert str(tmp_path) not in (tmp_path / "here/jobs/stage-run1/job.json").read_text()
 
 
-def test_jobs_of_two_stores_are_told_apart_and_those_of_one_store_are_not(tmp_path: Path) -> None:
+def test_jobs_of_two_stores_are_distinct_and_jobs_of_one_store_are_not(tmp_path: Path) -> None:
     spool, moved = Spool(f"{tmp_path}/spool"), Spool(f"{tmp_path}/mount/spool")
     assert spool.prefix(STAGE, f"{tmp_path}/one") != spool.prefix(STAGE, f"{tmp_path}/two")
     assert spool.prefix(STAGE, f"{tmp_path}/one") == moved.prefix(STAGE, f"{tmp_path}/mount/one")
@@ -83,7 +83,7 @@ def test_a_closed_job_keeps_its_answers_and_is_open_no_more(tmp_path: Path) -> N
     assert not Path(job.requests).exists()
 
 
-def test_two_workers_are_never_at_one_job(tmp_path: Path) -> None:
+def test_two_workers_never_have_the_same_job(tmp_path: Path) -> None:
     job = spooled(tmp_path)
     with job.locked("worker1", wait=False) as is_lost:
         assert not is_lost()
@@ -92,14 +92,14 @@ def test_two_workers_are_never_at_one_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "{}", json.dumps({"stage": {}, "settings": {}})])
-def test_a_job_that_makes_no_sense_says_what_to_do(tmp_path: Path, content: str) -> None:
+def test_an_invalid_job_is_an_error_with_a_remedy(tmp_path: Path, content: str) -> None:
     job = spooled(tmp_path)
     (tmp_path / "jobs/stage-run1/job.json").write_text(content)
     with pytest.raises(SpoolError, match=r"stage-run1/job\.json cannot be read. Remove .*, and start the run again"):
         job.read()
 
 
-def test_a_folder_that_is_no_spool_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_spool_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpoolError, match="is not a spool, because it has no folder jobs"):
         open_spool(str(tmp_path))
 
@@ -115,7 +115,7 @@ def test_a_worker_has_its_own_key_limits_times_and_budget_and_the_rest_of_the_jo
     assert with_given(job, load_given(None, [], {})) == job
 
 
-def test_the_key_of_a_job_goes_to_no_other_address() -> None:
+def test_the_key_of_a_job_is_sent_to_no_other_address() -> None:
     keyed = replace(JOB, settings=replace(SETTINGS, api_key_env="KEY_OF_THE_JOB"))
     moved = with_given(keyed, load_given(None, ["llm.base_url=http://elsewhere/v1"], {}))
     assert (moved.settings.base_url, moved.settings.api_key_env) == ("http://elsewhere/v1", None)

@@ -40,7 +40,7 @@ def best(spark: SparkSession, folder: Path) -> dict[str, tuple[str | None, str |
     return {one["request_id"]: (one["text_of_completion"], one["error_type"]) for one in rows}
 
 
-def test_a_stage_has_a_folder_of_its_own() -> None:
+def test_a_stage_has_its_own_folder() -> None:
     stage = Stage("s", (), "m", "t")
     assert stage_folder("/store/", stage) == stage_folder("/store", stage) == f"/store/v1/s-{stage.digest}"
 
@@ -61,7 +61,7 @@ EXPECTED = {
 }
 
 
-def test_of_several_rows_one_is_read(spark: SparkSession, tmp_path: Path) -> None:
+def test_one_of_several_rows_is_read(spark: SparkSession, tmp_path: Path) -> None:
     rows = [{**one, "request_id": name} for name, given in RULES.items() for one in given]
     write(tmp_path, "run-a-1.parquet", rows)
     assert best(spark, tmp_path) == EXPECTED
@@ -74,7 +74,7 @@ def test_neither_the_order_of_rows_nor_of_files_decides(spark: SparkSession, tmp
     assert best(spark, tmp_path) == EXPECTED
 
 
-def test_equal_times_are_decided_by_content_alone(spark: SparkSession, tmp_path: Path) -> None:
+def test_equal_times_are_decided_by_content_only(spark: SparkSession, tmp_path: Path) -> None:
     texts = ["one", "two", "three"]
     chosen = set()
     for number, order in enumerate(itertools.permutations(texts)):
@@ -178,7 +178,7 @@ def test_a_file_that_is_away_for_a_moment_is_read_again(spark: SparkSession, tmp
     assert len(tries) == 2
 
 
-def test_what_cannot_be_read_though_nothing_is_damaged_is_one_clear_error(
+def test_an_unreadable_store_without_damage_is_one_clear_error(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("untold.jobs.inference.store.store.PAUSES", [0.0] * len(PAUSES))
@@ -191,7 +191,7 @@ def test_what_cannot_be_read_though_nothing_is_damaged_is_one_clear_error(
         told(tmp_path, spark, act)
 
 
-def test_an_error_that_is_not_about_the_store_is_nobody_elses(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_error_that_is_not_about_the_store_is_not_changed(spark: SparkSession, tmp_path: Path) -> None:
     write(tmp_path, "a.parquet", [row("r", text="good")])
     with pytest.raises(Exception, match="no_such_column"):
         told(tmp_path, spark, lambda reading: set(reading.completions.select("no_such_column").collect()))
@@ -212,7 +212,7 @@ def test_rows_read_are_compared_with_the_footers(spark: SparkSession, tmp_path: 
             check()
 
 
-def test_both_forms_of_the_rule_say_the_same_of_a_failure(spark: SparkSession) -> None:
+def test_both_forms_of_the_rule_agree_about_a_failure(spark: SparkSession) -> None:
     types = [
         "timeout",
         "connection",

@@ -83,7 +83,7 @@ def test_columns_are_checked_under_our_names_in_every_format(tmp_path: Path, wri
         ("absent.csv", None, "does not exist"),
     ],
 )
-def test_a_file_of_no_use_is_one_line(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+def test_an_unusable_file_is_one_line(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
 
@@ -244,7 +244,7 @@ def test_wrong_columns_are_reported_without_java(tmp_path: Path) -> None:
     assert "Java" not in ended.stderr
 
 
-def test_files_are_inspected_where_there_is_no_java(tmp_path: Path) -> None:
+def test_files_are_inspected_without_java(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "in.jsonl", [ROW])
     ended = subprocess.run(
         [sys.executable, "-m", "untold", "inspect", path],
@@ -259,7 +259,7 @@ def test_files_are_inspected_where_there_is_no_java(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["data", "rows", "samples", "anything"])
-def test_a_list_of_rows_in_an_object_is_told(tmp_path: Path, key: str) -> None:
+def test_a_list_of_rows_in_an_object_is_reported(tmp_path: Path, key: str) -> None:
     for indent in (None, 2):
         (tmp_path / "a.json").write_text(json.dumps({"version": 1, key: [ROW, ROW]}, indent=indent))
         assert told(tmp_path / "a.json").endswith(
@@ -269,7 +269,7 @@ def test_a_list_of_rows_in_an_object_is_told(tmp_path: Path, key: str) -> None:
 
 @pytest.mark.parametrize("value", [lambda one: [one, one], lambda one: {"0": one, "1": one}])
 @pytest.mark.parametrize("names", [("query", "response", "contexts"), ("question", "answer", "passages")])
-def test_rows_by_columns_are_told(tmp_path: Path, value: Any, names: tuple[str, ...]) -> None:
+def test_rows_by_columns_are_reported(tmp_path: Path, value: Any, names: tuple[str, ...]) -> None:
     columns = dict(zip(names, map(value, ROW.values()), strict=True))
     (tmp_path / "a.json").write_text(json.dumps(columns))
     assert "its only object has columns instead of rows. Write one row per line with pandas" in told(
@@ -277,7 +277,7 @@ def test_rows_by_columns_are_told(tmp_path: Path, value: Any, names: tuple[str, 
     )
 
 
-def test_contexts_between_bars_are_told(tmp_path: Path) -> None:
+def test_contexts_between_bars_are_reported(tmp_path: Path) -> None:
     names = {"query": "input", "response": "actual_output", "contexts": "retrieval_context"}
     (tmp_path / "a.csv").write_text("input,actual_output,retrieval_context\nq,r,a|b\n")
     assert told(tmp_path / "a.csv", ReadOptions(columns=names)).endswith("Use --format deepeval")

@@ -86,7 +86,7 @@ def test_a_conflictbank_instance_is_two_evaluations_by_source(spark: SparkSessio
     assert [[context["id"] for context in row["contexts"]] for row in samples] == [["D", "C1", "C2", "C3"]] * 2
 
 
-def test_a_conflictbank_row_without_a_context_fails_where_it_is_shown(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_conflictbank_row_without_a_context_fails_at_the_context(spark: SparkSession, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{**CONFLICTBANK_ROW, "temporal_conflict_evidence": None}])
 
     invalid = read_samples(spark, path, format="conflictbank_alone").invalid.collect()

@@ -30,7 +30,7 @@ def ids_of(spark: SparkSession, path: str, draw: Draw, **options: object) -> set
 
 
 @pytest.mark.gate
-def test_so_many_rows_are_drawn_the_same_for_one_seed(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_same_rows_are_drawn_for_one_seed(spark: SparkSession, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.jsonl", 40)
     drawn = {seed: ids_of(spark, path, Draw(10, seed)) for seed in (0, 1)}
     assert len(drawn[0]) == len(drawn[1]) == 10
@@ -41,7 +41,7 @@ def test_so_many_rows_are_drawn_the_same_for_one_seed(spark: SparkSession, tmp_p
 
 
 @pytest.mark.gate
-def test_rows_that_are_added_displace_one_each_at_most(spark: SparkSession, tmp_path: Path) -> None:
+def test_each_added_row_displaces_at_most_one_row(spark: SparkSession, tmp_path: Path) -> None:
     before = ids_of(spark, write_rows(tmp_path / "a.jsonl", 40), Draw(20, 0))
     after = ids_of(spark, write_rows(tmp_path / "b.jsonl", 43), Draw(20, 0))
     assert len(before - after) == len(after - before) <= 3

@@ -89,7 +89,7 @@ def test_types_of_arrow_that_parquet_lacks_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt-4 [v2]", "run{1}", "a*b?", "50% +#x,y", "b\\c", "é"])
-def test_spark_reads_back_what_it_wrote_under_any_name(tmp_path: Path, spark: SparkSession, name: str) -> None:
+def test_spark_reads_files_that_it_wrote_with_any_name(tmp_path: Path, spark: SparkSession, name: str) -> None:
     path = str(tmp_path / name / "samples")
     spark.range(3).write.parquet(path)
     spark.range(9).write.parquet(str(tmp_path / "a-b!" / "samples"))

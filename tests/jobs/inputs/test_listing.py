@@ -17,7 +17,7 @@ def listing(path: Path | str) -> dict[str, Any]:
     return listing_of(listed_files(str(path), None)[0])
 
 
-def test_a_listing_changes_with_a_file_that_comes_goes_or_is_written_again(tmp_path: Path) -> None:
+def test_a_listing_changes_with_a_new_removed_or_rewritten_file(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("{}\n", encoding="utf-8")
     first = listing(tmp_path / "*.jsonl")
     assert (first["files"], first["bytes"]) == (1, 3)
@@ -43,7 +43,7 @@ def test_a_listing_of_an_object_store(object_store: ObjectStore) -> None:
         listing(f"s3://{BUCKET}/in/2026-11-21/*.jsonl")
 
 
-def test_an_input_without_files_is_told_apart(tmp_path: Path) -> None:
+def test_an_input_without_files_has_its_own_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "_SUCCESS").touch()
     (tmp_path / "other").mkdir()

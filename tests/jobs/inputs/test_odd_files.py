@@ -65,7 +65,7 @@ def test_what_is_read_is_the_same_however_a_file_is_written(spark: SparkSession,
         assert (fingerprint(read.samples), read.invalid_count) == (wanted, 0), name
 
 
-def test_a_column_of_ours_that_another_stands_in_for_is_not_read(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_renamed_column_replaces_our_column(spark: SparkSession, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{**ROW, "question": "asked"}])
 
     read = read_samples(spark, path, options=ReadOptions({"query": "question"}))
@@ -115,7 +115,7 @@ def test_rows_are_numbered_as_in_their_files_everywhere(spark: SparkSession, tmp
 
 
 @pytest.mark.gate
-def test_queries_without_ids_are_numbered_and_wrong_ones_are_where_they_are(
+def test_queries_without_ids_are_numbered_and_wrong_queries_keep_their_numbers(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     write_lines(tmp_path / "a.jsonl", ["", {"q": "first"}, "", "", {"q": ""}, {"q": "third"}])
@@ -144,7 +144,7 @@ DOCID = {"document_id": "docid"}
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_plan_of_invalid_rows_alone_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_with_only_invalid_rows_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.csv"
     path.write_text("query,response,contexts\nq,r,\"['a', 'b']\"\n\np,r,\"['a']\"\n")
     endpoint = ("--set", "llm.base_url=http://127.0.0.1:9/v1", "--set", "llm.model=m")

@@ -222,7 +222,7 @@ def test_missing_columns_of_all_files_are_named_at_once(spark: SparkSession, tmp
         (".", None, "does not exist, or has no files"),
     ],
 )
-def test_what_cannot_be_read_is_one_line(
+def test_an_unreadable_input_is_one_line(
     spark: SparkSession, tmp_path: Path, name: str, content: bytes | None, message: str
 ) -> None:
     if content is not None:
@@ -251,7 +251,7 @@ def test_a_file_that_breaks_off_is_refused(
         read_samples(spark, str(tmp_path / name))
 
 
-def test_a_glob_is_read_and_what_exists_wins_over_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_glob_is_read_and_an_existing_path_has_priority(spark: SparkSession, tmp_path: Path) -> None:
     write_lines(tmp_path / "a1.jsonl", [ROW])
     write_lines(tmp_path / "a2.jsonl", [{**ROW, "query": "p"}])
     literal = write_lines(tmp_path / "a[12].jsonl", [{**ROW, "query": "o"}])
@@ -299,7 +299,7 @@ def test_parquet_types_are_carried(spark: SparkSession, tmp_path: Path) -> None:
     assert (row["map"], row["big"], row["pair"]) == ({"k": 1}, str(2**64 - 1), '{"A":2,"a":1}')
 
 
-def test_the_fingerprint_is_of_the_content_alone(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_fingerprint_depends_only_on_the_content(spark: SparkSession, tmp_path: Path) -> None:
     rows = [{**ROW, "query": text} for text in HOSTILE if text.strip()]
 
     samples = read_samples(spark, write_lines(tmp_path / "a.jsonl", rows)).samples
@@ -311,7 +311,7 @@ def test_the_fingerprint_is_of_the_content_alone(spark: SparkSession, tmp_path: 
     assert fingerprint(written) != fingerprint(written.where("query != '😀'"))
 
 
-def test_an_unknown_format_is_named_with_what_is_near(spark: SparkSession) -> None:
+def test_an_unknown_format_is_an_error_with_similar_names(spark: SparkSession) -> None:
     with pytest.raises(SampleError, match="did you mean `wikicontradict`"):
         read_samples(spark, "a.jsonl", format="wikicontradicts")
 

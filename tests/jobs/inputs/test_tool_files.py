@@ -165,7 +165,7 @@ def test_answers_of_trec_rag_need_no_topic(tmp_path: Path) -> None:
     assert asked.known["query"] == EVEREST[0]
 
 
-def test_a_log_of_evals_has_its_samples_with_what_was_wanted() -> None:
+def test_a_log_of_evals_has_its_samples_with_the_expected_answers() -> None:
     first, second = samples_in(EXPORTS / "openai_evals.jsonl", "openai_evals")
     assert (first.known["sample_id"], first.known["query"], first.known["response"]) == ("heights.dev.0", *EVEREST)
     assert [one["text"] for one in first.rest["references"]] == ["8,848.86 metres"]
@@ -192,7 +192,7 @@ def test_a_log_of_evals_has_its_samples_with_what_was_wanted() -> None:
         ),
     ],
 )
-def test_a_trace_without_a_retriever_has_no_contexts_and_says_so(
+def test_a_trace_without_a_retriever_has_no_contexts_and_reports_it(
     tmp_path: Path, format: str, row: dict[str, Any]
 ) -> None:
     (sample,) = written(tmp_path, format, row)
@@ -214,7 +214,7 @@ def test_fields_of_a_trace_are_columns_that_may_be_mapped(tmp_path: Path) -> Non
     assert texts_of(sample) == ["a"]
 
 
-def test_spans_of_a_trace_may_stand_in_any_order_and_within_each_other(tmp_path: Path) -> None:
+def test_spans_of_a_trace_can_be_in_any_order_and_nested(tmp_path: Path) -> None:
     first = {"id": "a", "trace_id": "a", "run_type": "chain", "inputs": {"question": "q"}, "outputs": {"answer": "r"}}
     found = {"run_type": "retriever", "outputs": {"documents": [{"page_content": "t", "metadata": {}}]}}
     below = {**found, "id": "b", "trace_id": "a", "parent_run_id": "a"}
@@ -233,7 +233,7 @@ def test_traces_of_langfuse_with_their_observations(tmp_path: Path) -> None:
     assert (sample.known["sample_id"], sample.known["query"], texts_of(sample)) == ("t1", "q", ["t"])
 
 
-def test_what_is_a_text_and_what_a_document() -> None:
+def test_texts_and_documents_are_distinguished() -> None:
     chain = {"messages": [[{"lc": 1, "id": ["langchain", "HumanMessage"], "kwargs": {"content": "q"}}]]}
     parts = [{"role": "user", "content": [{"type": "text", "text": "q"}]}]
     assert [find_text(one, ASKED, ASKING) for one in (chain, parts, [], {}, None, 7)] == [
@@ -316,7 +316,7 @@ def inspected(path: str, capsys: pytest.CaptureFixture[str], *words: str) -> tup
     return code, capsys.readouterr().out
 
 
-def test_inspect_shows_columns_rows_and_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_columns_rows_and_the_next_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"question": f"q{n}", "answer": "r", "passages": ["a", "b"], "day": n or None} for n in range(5)]
     path = write_lines(tmp_path / "a.jsonl", rows)
 
@@ -351,13 +351,13 @@ def test_the_next_command_has_a_metric_that_works_here(
     assert (code, shown.split()[-1]) == (0, metric)
 
 
-def test_a_column_that_many_files_have_is_no_mark_of_a_data_set(tmp_path: Path) -> None:
+def test_a_common_column_does_not_identify_a_data_set(tmp_path: Path) -> None:
     found = inspect(write_lines(tmp_path / "a.jsonl", [{"prompt": "q", "completion": "r", "documents": ["a"]}]))
     assert (found.format, found.usable) == (None, True)
     assert "--columns query=prompt,response=completion,contexts=documents" in found.command
 
 
-def test_inspect_says_what_is_wrong_with_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_reports_the_problems_of_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     twice = [{**ROW, "sample_id": "a"}, {**ROW, "sample_id": "a", "n": 1}]
     path = write_lines(tmp_path / "a.jsonl", [ROW, {**ROW, "query": " "}, "{cut", *twice])
 
@@ -386,7 +386,7 @@ def test_questions_of_a_tool_need_no_contexts_to_be_answered() -> None:
         _check_questions(Options(**{**vars(options), "format": None}))
 
 
-def test_questions_go_on_to_generate(tmp_path: Path) -> None:
+def test_questions_lead_to_generate(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{"query": "q", "contexts": ["a"]}])
     assert inspect(path).command == f"untold generate --input {path} --systems systems.yaml --output answers"
 
@@ -407,7 +407,7 @@ def test_rows_are_counted_within_bounds(tmp_path: Path, monkeypatch: pytest.Monk
         assert f"rows: at least {found.rows}; " in "\n".join(inspection_lines(found, Page()))
 
 
-def test_an_inspection_fits_the_terminal_but_for_what_is_pasted(tmp_path: Path) -> None:
+def test_an_inspection_fits_the_terminal_except_for_text_to_copy(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{**ROW, "query": "long " * 100, "response": "\x1b[31mred\n" * 50}])
     lines = inspection_lines(inspect(path), Page(60))
     shown = [line for line in lines if str(tmp_path) not in line]
@@ -464,7 +464,7 @@ def test_broken_lists_of_ragas_are_errors_of_their_rows(tmp_path: Path, cell: st
     assert second.error is None
 
 
-def test_inspect_goes_on_after_a_broken_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_continues_after_a_broken_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.csv"
     path.write_text("user_input,retrieved_contexts,response,reference\nq,\"['a', 'cut\",r,1931\n")
     code, shown = inspected(str(path), capsys)
@@ -473,7 +473,7 @@ def test_inspect_goes_on_after_a_broken_list(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("camel", [False, True])
-def test_contexts_of_deepeval_stand_between_bars_in_csv(tmp_path: Path, camel: bool) -> None:
+def test_contexts_of_deepeval_are_between_bars_in_csv(tmp_path: Path, camel: bool) -> None:
     names = ["input", "actualOutput", "retrievalContext"] if camel else ["input", "actual_output", "retrieval_context"]
     path = tmp_path / "a.csv"
     path.write_text(f"{','.join(names)},expected_output\nq,r,The bridge.|It is long.,e\n")
@@ -502,7 +502,7 @@ def test_folders_name_columns(tmp_path: Path, write: Any, given: str) -> None:
     assert all("query_id" not in one.rest and "n" not in one.rest for one in samples)
 
 
-def test_a_system_of_a_row_stands_before_that_of_its_folder(tmp_path: Path) -> None:
+def test_the_system_of_a_row_has_priority_over_its_folder(tmp_path: Path) -> None:
     (tmp_path / "system=a").mkdir()
     write_lines(tmp_path / "system=a" / "a.jsonl", [{**ROW, "system": "b"}, {**ROW, "system": None}])
     assert [one.known["system"] for one in samples_in(tmp_path, None)] == ["b", "a"]

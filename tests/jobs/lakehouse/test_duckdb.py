@@ -1,4 +1,4 @@
-"""DuckDB reads what runs leave in a lakehouse, with its extensions as packages, in an environment of its own."""
+"""Test that DuckDB reads the tables of runs in a lakehouse, in a separate environment with packaged extensions."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def rewrite_log(table: Path, change: Any) -> None:
     log.write_text("\n".join(json.dumps(change(action)) for action in actions))
 
 
-def test_a_delta_table_is_read_at_its_newest_version_or_the_one_that_is_named(tmp_path: Path) -> None:
+def test_a_delta_table_is_read_at_its_newest_or_named_version(tmp_path: Path) -> None:
     table = tmp_path / "answers"
     append_delta(table, answers("a"))
     between = datetime.now(UTC).isoformat()
@@ -83,7 +83,7 @@ def test_partition_columns_of_delta_are_columns_of_the_rows(tmp_path: Path) -> N
     check_input(f"delta:{table}", AS_THEY_ARE, (*NEEDS, "sys tem"))
 
 
-def test_of_a_partition_of_delta_its_files_alone_are_read(tmp_path: Path) -> None:
+def test_only_the_files_of_a_delta_partition_are_read(tmp_path: Path) -> None:
     table = tmp_path / "answers"
     for name, day in (("a", 19), ("b", 20), ("c", 20)):
         append_delta(table, answers(name, day=date(2026, 11, day), n=1), partition_by=["day", "n"])
@@ -132,7 +132,7 @@ def test_a_clone_is_read_from_the_files_of_the_other_table(tmp_path: Path) -> No
     assert queries(f"delta:{clone}") == {"q a"}
 
 
-def test_what_is_wrong_with_a_delta_table_is_one_line(tmp_path: Path) -> None:
+def test_a_problem_of_a_delta_table_is_one_line(tmp_path: Path) -> None:
     table = tmp_path / "answers"
     with pytest.raises(NoInputError, match="is not a Delta table"):
         find_files(f"delta:{table}")
@@ -185,7 +185,7 @@ def test_deletion_vectors_and_column_mapping_are_refused(tmp_path: Path) -> None
         find_files(f"delta:{deleted}")
 
 
-def test_an_iceberg_table_is_read_at_its_newest_snapshot_or_the_one_that_is_named(catalog: Catalog) -> None:
+def test_an_iceberg_table_is_read_at_its_newest_or_named_snapshot(catalog: Catalog) -> None:
     table = catalog.create_table("db.answers", answers().schema)
     with pytest.raises(NoInputError, match="has no rows yet"):
         find_files("iceberg:local.db.answers")
@@ -215,7 +215,7 @@ def test_partition_columns_that_files_of_iceberg_lack_are_columns_of_the_rows(ca
 
 
 @pytest.mark.parametrize("transform", [IdentityTransform(), DayTransform()], ids=["identity", "day"])
-def test_of_a_partition_of_iceberg_its_files_alone_are_read(catalog: Catalog, tmp_path: Path, transform: Any) -> None:
+def test_only_the_files_of_an_iceberg_partition_are_read(catalog: Catalog, tmp_path: Path, transform: Any) -> None:
     days = [date(2026, 11, day) for day in (19, 20)]
     if isinstance(transform, DayTransform):
         days = [datetime(day.year, day.month, day.day, 7) for day in days]
@@ -231,7 +231,7 @@ def test_of_a_partition_of_iceberg_its_files_alone_are_read(catalog: Catalog, tm
     assert pinned("iceberg:local.db.answers?day=2026-11-20").startswith("iceberg:local.db.answers?day=2026-11-20@")
 
 
-def test_what_is_wrong_with_an_iceberg_table_is_one_line(catalog: Catalog) -> None:
+def test_a_problem_of_an_iceberg_table_is_one_line(catalog: Catalog) -> None:
     with pytest.raises(NoInputError, match=r"iceberg:local\.db\.none does not exist"):
         find_files("iceberg:local.db.none")
     with pytest.raises(SampleError, match=r"iceberg:elsewhere\.db\.none: .*PYICEBERG_CATALOG__"):

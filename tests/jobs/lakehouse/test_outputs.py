@@ -72,7 +72,7 @@ def row(name: str, score: float | None, **more: Any) -> dict[str, Any]:
     return {"sample_id": name, "score": score, "sources": ["1"], **more}
 
 
-def test_rows_of_a_date_take_the_place_of_those_of_that_date_alone(lake: Opened) -> None:
+def test_rows_of_a_date_only_replace_rows_of_that_date(lake: Opened) -> None:
     first, second = map(lake, DAYS)
     first.replace("scores", write(first, "r0", []))
     assert read(first) == []
@@ -116,7 +116,7 @@ def test_a_format_needs_its_settings() -> None:
         open_lake("iceberg", LakehouseSettings(catalog="local"), DAYS[0])
 
 
-def test_delta_tables_lie_in_object_stores_too(object_store: ObjectStore) -> None:
+def test_delta_tables_can_be_in_object_stores(object_store: ObjectStore) -> None:
     settings = LakehouseSettings(path=f"s3://{BUCKET}/lake")
     for run, score in enumerate((0.25, 0.5)):
         lake = open_lake("delta", settings, DAYS[0])
@@ -134,7 +134,7 @@ def test_delta_tables_lie_in_object_stores_too(object_store: ObjectStore) -> Non
 
 
 @pytest.mark.slow
-def test_iceberg_tables_of_glue_lie_in_object_stores(
+def test_iceberg_tables_of_glue_can_be_in_object_stores(
     object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = {"TYPE": "glue", "WAREHOUSE": f"s3://{BUCKET}/warehouse"}

@@ -134,7 +134,7 @@ def test_rows_have_the_support_of_each_source_and_of_all(run: Run) -> None:
     ]
 
 
-def test_a_source_without_a_text_is_no_failure_and_not_unsupported(run: Run) -> None:
+def test_a_source_without_a_text_is_neither_a_failure_nor_unsupported(run: Run) -> None:
     assert run.outcome("missing")[0] == "ok"
     assert run.value("missing", "weighted_precision") == 1.0
     assert run.value("missing", "citations_without_text") == 2.0
@@ -169,7 +169,7 @@ def test_spans_and_reference_sources(run: Run) -> None:
     assert run.value("good", "source_recall") is None
 
 
-def test_hostile_sources_stay_texts(run: Run) -> None:
+def test_hostile_sources_remain_texts(run: Run) -> None:
     assert run.outcome("hostile")[:3] == ("ok", (4, 0, 0), 1.0)
     shown = [text for row in run.tools.asked[STAGE] for text in row["sources"] if text in HOSTILE]
     assert sorted(shown) == sorted(HOSTILE)

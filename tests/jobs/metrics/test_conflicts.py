@@ -93,7 +93,7 @@ def assert_all(output: Path, samples: Sequence[Row], relations: Any, expect: Cal
 
 
 @pytest.mark.slow
-def test_nli_is_as_brute_force_says(spark: SparkSession, tmp_path: Path) -> None:
+def test_nli_equals_brute_force(spark: SparkSession, tmp_path: Path) -> None:
     samples, options = samples_of(worlds), Options(judge=JUDGE, top=None)
     tools = scored(spark, tmp_path, nli.score, samples, ["classify_relation"])
     relations: dict[str, dict[Any, str | None]] = {}
@@ -116,7 +116,7 @@ def test_nli_is_as_brute_force_says(spark: SparkSession, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_qa_is_as_brute_force_says(spark: SparkSession, tmp_path: Path) -> None:
+def test_qa_equals_brute_force(spark: SparkSession, tmp_path: Path) -> None:
     samples = samples_of(qa_worlds)
     options = of_qa.Options(judge=JUDGE, top=None, quantity_tool="none")
     tools = scored(spark, tmp_path, qa.score, samples, ["compare_answers"], qa={"quantity_tool": "none"})
@@ -148,7 +148,7 @@ def expected_of_e2e() -> tuple[list[Row], dict[str, ExpectedConflicts], Counter[
 
 
 @pytest.mark.slow
-def test_e2e_is_as_brute_force_says(
+def test_e2e_equals_brute_force(
     spark: SparkSession, tmp_path: Path, expected_of_e2e: tuple[list[Row], dict[str, ExpectedConflicts], Counter[str]]
 ) -> None:
     samples, expected, requests = expected_of_e2e
@@ -205,7 +205,7 @@ DATA_SETS: dict[str, tuple[list[Row], Callable[[str, str], bool], dict[str, tupl
 
 
 @pytest.mark.parametrize("format", DATA_SETS)
-def test_data_sets_of_conflicts_give_leaning_by_kind(spark: SparkSession, tmp_path: Path, format: str) -> None:
+def test_data_sets_of_conflicts_have_preferences_by_kind(spark: SparkSession, tmp_path: Path, format: str) -> None:
     rows, conveys, expected = DATA_SETS[format]
     samples = read_samples(spark, write_lines(tmp_path / "rows.jsonl", rows), format=format).samples
     script = {

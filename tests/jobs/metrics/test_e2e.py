@@ -111,7 +111,7 @@ def test_numbers_of_the_contexts_shown_become_their_ids(spark: SparkSession, sta
     assert stages.asked["evaluate_coverage"][0]["contexts"] == ["short one", "short two"]
 
 
-def test_contexts_go_in_as_they_are_without_summaries(spark: SparkSession, stages: Stages) -> None:
+def test_contexts_without_summaries_are_sent_unchanged(spark: SparkSession, stages: Stages) -> None:
     score(spark, stages, [sample("s", "one", "two")], summarise=False)["scores"].collect()
     assert list(stages.asked) == ["evaluate_coverage"]
     assert stages.asked["evaluate_coverage"][0]["contexts"] == ["one", "two"]
@@ -151,7 +151,7 @@ def test_failures_name_stage_request_and_reason_once_a_sample(spark: SparkSessio
     ]
 
 
-def test_what_was_not_asked_is_no_failure(spark: SparkSession, stages: Stages) -> None:
+def test_an_unsent_request_is_not_a_failure(spark: SparkSession, stages: Stages) -> None:
     samples = [sample("s", "unasked"), sample("t", "one", response="unasked")]
     assert score(spark, stages, samples)["failures"].count() == 0
 

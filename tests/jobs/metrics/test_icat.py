@@ -44,14 +44,14 @@ def test_stages_follow_from_the_settings(given: dict[str, Any], stages: list[str
         ("m", "index", ("query", "response", "query_id", "aspects")),
     ],
 )
-def test_contexts_are_needed_where_they_are_read(variant: str, source: str, columns: tuple[str, ...]) -> None:
+def test_contexts_are_required_by_settings_that_read_them(variant: str, source: str, columns: tuple[str, ...]) -> None:
     settings = settings_for(icat={"variant": variant}, knowledge={"source": source})
     assert needs_of(["icat"], settings) == columns
     assert "contexts" in needs_of(["icat", "e2e"], settings)
     assert optional_of(["icat", "e2e"], Settings()) == ("query_id", "aspects")
 
 
-def test_what_the_annotations_say_belongs_to_an_output(tmp_path: Path) -> None:
+def test_the_annotations_belong_to_the_identity_of_an_output(tmp_path: Path) -> None:
     found = []
     for name, text in (("a", "1 1 d 1\n1 2 d 0\n"), ("b", "1 1 d 3\n"), ("c", "1 2 d 1\n")):
         (tmp_path / name).write_text(text)
@@ -62,12 +62,12 @@ def test_what_the_annotations_say_belongs_to_an_output(tmp_path: Path) -> None:
     assert digests_of(["icat"], settings_for(icat={"qrels": "not read"})) == {}
 
 
-def test_annotations_that_are_not_there_are_one_line() -> None:
+def test_missing_annotations_are_one_line() -> None:
     with pytest.raises(QrelsError, match=r"^icat\.qrels is not set"):
         digests_of(["icat"], settings_for(icat={"variant": "m"}))
 
 
-def test_bounds_of_nothing_known_are_of_every_measure() -> None:
+def test_every_measure_has_bounds_without_any_result() -> None:
     metric = METRICS["icat"]
     assert metric.unknown == {"s_fact": (0, 1), "s_coverage": (0, 1), "icat": (0, 1), "claims": (None, None)}
     assert not metric.has_graph

@@ -214,7 +214,7 @@ def test_a_sample_by_hand(run: Run) -> None:
 
 
 @pytest.mark.gate
-def test_the_order_of_contexts_changes_ties_alone(run: Run) -> None:
+def test_the_order_of_contexts_changes_only_ties(run: Run) -> None:
     facts, turned = (
         {row["text"]: (row["weight"], set(row["sources"])) for row in run.rows("statements", name)}
         for name in ("Ivo", "IvoTurned")
@@ -244,7 +244,7 @@ def test_what_is_lost_fails_a_sample_or_leaves_it_partial(run: Run, stage: str) 
 
 @pytest.mark.gate
 @pytest.mark.parametrize("stage", SCRIPT)
-def test_what_was_never_asked_waits_for_the_next_start(run: Run, stage: str) -> None:
+def test_unsent_requests_wait_for_the_next_run(run: Run, stage: str) -> None:
     name = named(stage, UNASKED)
     assert (run.outcome(name), run.bounds(name)) == (("budget", (None, None, None), None), (0.0, 1.0))
     assert run.rows("failures", name) == []
@@ -252,7 +252,7 @@ def test_what_was_never_asked_waits_for_the_next_start(run: Run, stage: str) -> 
 
 
 @pytest.mark.gate
-def test_without_contexts_there_is_nothing_further_to_ask(run: Run) -> None:
+def test_without_contexts_no_further_request_is_sent(run: Run) -> None:
     assert run.outcome("Bare") == run.outcome("Mute") == ("no_statements", (0, 0, 0), None)
     assert (run.asked("Bare"), run.asked("Mute")) == ({}, {"summarise_context": 2})
 
@@ -265,7 +265,7 @@ def test_without_facts_claims_are_verified_all_the_same(run: Run) -> None:
 
 
 @pytest.mark.gate
-def test_facts_that_weigh_nothing_leave_the_score_undefined(run: Run) -> None:
+def test_facts_with_zero_weight_leave_the_score_undefined(run: Run) -> None:
     assert run.outcome("Feather") == ("no_statements", (1, 2, 0), None)
     assert run.measures("Feather")["recall"] == THIRD
 
@@ -285,7 +285,7 @@ def test_references_need_neither_extraction_nor_vectors(run: Run) -> None:
 
 
 @pytest.mark.gate
-def test_a_reference_of_negative_weight_is_no_fact_that_an_answer_should_give(run: Run) -> None:
+def test_a_reference_with_negative_weight_is_not_an_expected_fact(run: Run) -> None:
     assert run.outcome("Nega") == ("ok", (1, 0, 0), 1.0)
 
 
@@ -435,7 +435,7 @@ def test_stages_follow_from_the_settings(given: dict[str, Any], stages: list[str
     assert stages_of(["importance"], Settings.model_validate(given)) == stages
 
 
-def test_contexts_or_references_are_needed_where_contexts_are_read() -> None:
+def test_settings_that_read_contexts_require_contexts_or_references() -> None:
     of_contexts, of_index = Settings(), Settings.model_validate({"knowledge": {"source": "index"}})
     assert needs_of(["importance"], of_contexts) == ("query", "response", "contexts or references")
     assert needs_of(["importance"], of_index) == ("query", "response")

@@ -77,7 +77,7 @@ def world_atoms() -> list[tuple[tuple[Any, ...], Expected]]:
 
 
 @pytest.mark.parametrize("says", [relation_lines, careless_lines])
-def test_lists_equal_pairs_whatever_they_leave_out_repeat_swap_or_add(spark: SparkSession, says: Says) -> None:
+def test_lists_equal_pairs_if_they_omit_repeat_swap_or_add_items(spark: SparkSession, says: Says) -> None:
     known = world_atoms()
     atoms = [row for row, _ in known]
     tools, found = judge(spark, atoms, says)
@@ -92,7 +92,7 @@ def test_lists_equal_pairs_whatever_they_leave_out_repeat_swap_or_add(spark: Spa
     assert rows_of(found.where("error_type is not null or relation is null"), "owner") == []
 
 
-def test_what_stays_open_alone_is_unjudged(spark: SparkSession) -> None:
+def test_a_pair_without_a_label_in_a_single_request_is_unjudged(spark: SparkSession) -> None:
     def says(premise: str, hypotheses: Sequence[str], judge: str) -> list[str]:
         return [line for line in relation_lines(premise, hypotheses, judge) if "Bo" not in hypotheses[int(line[0]) - 1]]
 
@@ -112,7 +112,7 @@ def test_what_stays_open_alone_is_unjudged(spark: SparkSession) -> None:
     ]
 
 
-def test_missing_hypotheses_are_asked_in_a_list_and_then_alone(spark: SparkSession) -> None:
+def test_missing_hypotheses_are_sent_in_a_list_and_then_singly(spark: SparkSession) -> None:
     def says(premise: str, hypotheses: Sequence[str], judge: str) -> list[str]:
         return relation_lines(premise, hypotheses, judge)[: 1 if len(hypotheses) > 1 else None]
 
@@ -124,7 +124,7 @@ def test_missing_hypotheses_are_asked_in_a_list_and_then_alone(spark: SparkSessi
 
 
 @pytest.mark.parametrize(("error_type", "again"), [("truncated", True), ("http_400", True), ("timeout", False)])
-def test_a_list_that_failed_for_good_is_asked_alone(spark: SparkSession, error_type: str, again: bool) -> None:
+def test_a_list_that_failed_for_good_is_sent_in_single_pairs(spark: SparkSession, error_type: str, again: bool) -> None:
     atoms = [atoms_of("s", ["Ada", "Bo"], ["Di"])]
     tools = ScriptedTools(
         spark,

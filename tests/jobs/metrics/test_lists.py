@@ -166,7 +166,7 @@ def compare(spark: SparkSession, atoms: DataFrame, settings: QaSettings) -> tupl
     return tools, {(row["sample_id"], row["source"], row["target"]): row["relation"] for row in rows}
 
 
-def test_answers_in_lists_have_the_relations_of_pairs_and_contexts_are_asked_once_for_all(spark: SparkSession) -> None:
+def test_answers_in_lists_have_the_relations_of_pairs_and_share_context_requests(spark: SparkSession) -> None:
     dice = Random(1)
     of_contexts = [("Q?", f"c{n}", True) for n in range(7)] + [("P?", "only", True)]
     samples = {

@@ -51,7 +51,7 @@ def test_the_threshold_of_vectors_is_that_of_the_model(
     assert options_of(settings_for(embeddings=embeddings, longrecall={"cosine": cosine})).cosine == used
 
 
-def test_bounds_of_nothing_known_are_of_every_measure() -> None:
+def test_every_measure_has_bounds_without_any_result() -> None:
     metric = METRICS["longrecall"]
     assert metric.bounds_of_unknown(settings_for(longrecall={"baselines": ["erecall"]})) == {
         "recall": (0, 1),

@@ -31,7 +31,7 @@ SETTINGS = {"window": 2, "max_generated": 6, "top_k": 4, "vital_weight": 0.5}
 
 
 @pytest.mark.slow
-def test_all_tables_are_those_of_brute_force_whatever_is_lost(spark: SparkSession, tmp_path: Path) -> None:
+def test_all_tables_equal_brute_force_for_any_lost_requests(spark: SparkSession, tmp_path: Path) -> None:
     samples = [sample for world in nugget_worlds(WORLDS, JUDGE) for sample in world.samples(2)]
     lost, asked = is_lost(STAGES), set[tuple[str, str]]()
 

@@ -176,7 +176,7 @@ def test_a_sample_by_hand(run: Run) -> None:
 
 
 @pytest.mark.gate
-def test_windows_are_asked_in_order_each_with_the_nuggets_so_far(run: Run) -> None:
+def test_windows_are_sent_in_order_with_the_earlier_nuggets(run: Run) -> None:
     asked = [row for row in run.tools.asked["create_nuggets"] if row["query"] == "q Ada"]
     assert [(row["texts"], row["nuggets"]) for row in asked] == [
         (["Ada sails. Ada reads."], []),
@@ -204,14 +204,14 @@ def test_what_is_lost_fails_a_sample_or_leaves_it_partial(run: Run, stage: str) 
 
 @pytest.mark.gate
 @pytest.mark.parametrize("stage", SCRIPT)
-def test_what_was_never_asked_waits_for_the_next_start(run: Run, stage: str) -> None:
+def test_unsent_requests_wait_for_the_next_run(run: Run, stage: str) -> None:
     name = named(stage, UNASKED)
     assert run.outcome(name) == ("budget", (None, None, None), None, (0.0, 1.0))
     assert run.rows("failures", name) == []
 
 
 @pytest.mark.gate
-def test_what_has_no_clear_label_is_asked_again_in_a_list_then_alone(run: Run) -> None:
+def test_nuggets_without_a_clear_label_are_sent_in_a_list_and_then_singly(run: Run) -> None:
     # The first list labels one of the four nuggets, and the second list labels another. The last two are single
     # requests
     assert run.asked("Cora") == {"summarise_context": 3, "create_nuggets": 3, "rate_nuggets": 4, "assign_nuggets": 1}
@@ -234,7 +234,7 @@ def test_content_to_avoid_is_left_out_and_the_message_names_the_metric_for_it(sp
 
 
 @pytest.mark.gate
-def test_given_nuggets_are_rated_where_nothing_says_what_they_are(run: Run) -> None:
+def test_given_nuggets_without_an_importance_are_rated(run: Run) -> None:
     assert [(row["reference_id"], row["importance"], row["weight"]) for row in run.rows("statements", "Gina")] == [
         ("a", "vital", None),
         ("c", "vital", None),
@@ -246,14 +246,14 @@ def test_given_nuggets_are_rated_where_nothing_says_what_they_are(run: Run) -> N
 
 
 @pytest.mark.gate
-def test_without_nuggets_or_vital_ones_the_score_is_undefined(run: Run) -> None:
+def test_without_vital_nuggets_the_score_is_undefined(run: Run) -> None:
     assert run.outcome("Bare") == run.outcome("Mute") == ("no_statements", (0, 0, 0), None, (None, None))
     assert run.outcome("Okay") == ("no_statements", (0, 1, 0), None, (None, None))
     assert (run.measures("Okay")["vital"], run.measures("Okay")["all"]) == (None, 0.0)
 
 
 @pytest.mark.gate
-def test_a_blank_response_supports_nothing_unasked(run: Run) -> None:
+def test_a_blank_response_supports_nothing_without_a_request(run: Run) -> None:
     assert run.outcome("Blank") == ("ok", (0, 4, 0), 0.0, (0.0, 0.0))
     assert "assign_nuggets" not in run.asked("Blank")
 
@@ -273,7 +273,7 @@ HITS = [{"chunk_id": f"c#{n}", "document_id": "c", "text": f"Ada {said}."} for n
 
 
 @pytest.mark.gate
-def test_nuggets_are_made_of_what_a_query_finds(spark: SparkSession) -> None:
+def test_nuggets_are_created_from_the_hits_of_a_query(spark: SparkSession) -> None:
     lost = sample("Lost", "lost")
     found = scored(
         spark, [sample("Ada"), lost], lambda query: "http_500" if query == "lost" else HITS, knowledge={"source": "web"}
@@ -315,7 +315,7 @@ def test_a_file_of_nuggets_that_cannot_be_used_is_an_error(tmp_path: Path, line:
         digests_of(["nuggets"], Settings.model_validate({"nuggets": {"file": str(file)}}))
 
 
-def test_what_it_asks_and_needs() -> None:
+def test_its_stages_and_requirements() -> None:
     of_contexts = Settings()
     of_index = Settings.model_validate({"knowledge": {"source": "index"}})
     own = ["create_nuggets", "rate_nuggets", "assign_nuggets"]

@@ -115,7 +115,7 @@ def test_measures_and_bounds_are_those_of_brute_force(
 
 
 @pytest.mark.gate
-def test_scores_are_f1_with_the_status_of_what_is_missing(
+def test_scores_are_f1_with_the_status_of_the_missing_part(
     job: tuple[Tables, ScriptedTools], expected: Mapping[str, Checked]
 ) -> None:
     f1 = {row["sample_id"]: row for row in job[0]["measures"] if row["measure"] == "f1"}
@@ -134,7 +134,7 @@ def test_scores_are_f1_with_the_status_of_what_is_missing(
 
 
 @pytest.mark.gate
-def test_claims_statements_and_contexts_say_what_relates_to_what(
+def test_claims_statements_and_contexts_have_their_relations(
     job: tuple[Tables, ScriptedTools], expected: Mapping[str, Checked], worlds: Sequence[Row]
 ) -> None:
     tables = {name: by_sample(job[0][name]) for name in ("claims", "statements", "contexts_used")}
@@ -177,7 +177,7 @@ def assert_flags(contexts: Sequence[Row], one: Checked) -> None:
 
 
 @pytest.mark.gate
-def test_what_is_shown_as_faults_is_what_the_measures_say(
+def test_the_shown_faults_equal_the_measures(
     job: tuple[Tables, ScriptedTools], expected: Mapping[str, Checked]
 ) -> None:
     tables = {name: by_sample(job[0][name]) for name in ("statements", "claims", "measures")}
@@ -195,7 +195,7 @@ def test_what_is_shown_as_faults_is_what_the_measures_say(
 
 
 @pytest.mark.gate
-def test_equal_requests_are_asked_once_and_open_ones_alone(
+def test_equal_requests_are_sent_once_and_open_requests_singly(
     job: tuple[Tables, ScriptedTools], expected: Mapping[str, Checked]
 ) -> None:
     asked = job[1].asked["check_claims"]
@@ -258,7 +258,7 @@ def test_a_sample_whose_claims_are_missing_is_not_checked(brought: tuple[Tables,
 
 
 @pytest.mark.gate
-def test_claims_and_relations_that_are_given_are_not_asked(brought: tuple[Tables, ScriptedTools]) -> None:
+def test_given_claims_and_relations_are_not_requested(brought: tuple[Tables, ScriptedTools]) -> None:
     tables, tools = brought
     asked = {row["premise"] for row in tools.asked["check_claims"]}
     assert asked == {f"{text} of {name}" for name, texts in ASKED.items() for text in texts}

@@ -100,7 +100,7 @@ def run(spark: SparkSession) -> Run:
     return Run(spark, samples, list_size=2)
 
 
-def test_scores_subtract_what_a_response_should_avoid(run: Run) -> None:
+def test_scores_subtract_the_weight_of_negative_criteria(run: Run) -> None:
     assert run.outcome("good") == ("ok", (2, 0, 0), 1.0, (1.0, 1.0))
     assert run.outcome("bad") == ("ok", (0, 2, 0), pytest.approx(-2 / 6), pytest.approx((-2 / 6, -2 / 6)))
     # A partly met criterion has no credit under the strict score, and a level has its share
@@ -143,7 +143,7 @@ def test_equal_responses_share_their_requests(run: Run) -> None:
     assert run.outcome("again") == run.outcome("good")
 
 
-def test_hostile_criteria_stay_texts(run: Run) -> None:
+def test_hostile_criteria_remain_texts(run: Run) -> None:
     assert [text for (text,) in run.criteria("hostile", "text")] == HOSTILE
     assert run.outcome("hostile")[:3] == ("ok", (5, 0, 0), 1.0)
     shown = [text for row in run.tools.asked[STAGE] for text in row["criteria"] if text in HOSTILE]

@@ -40,7 +40,7 @@ def test_the_sentence_with_the_most_words_of_a_statement_states_it(
         (["a\n\x1b"], {}, ["stated in context a �"]),
     ],
 )
-def test_sources_are_told_with_their_sentences(
+def test_sources_are_shown_with_their_sentences(
     sources: Sequence[str] | None, contexts: Mapping[str, str], lines: list[str]
 ) -> None:
     told = stating_lines("Osk is a town", sources, contexts, quoted=True)

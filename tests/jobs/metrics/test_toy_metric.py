@@ -87,7 +87,7 @@ def test_a_toy_metric_is_planned(toy: Toy) -> None:
 
 
 @pytest.mark.gate
-def test_a_toy_metric_goes_through_the_whole_job(toy: Toy) -> None:
+def test_a_toy_metric_runs_in_a_whole_job(toy: Toy) -> None:
     ended = untold(toy.packages, "score", *toy.options, "--set", "llm.max_attempts=1", "--set", "toy.letters=5")
     assert ended.returncode == 4, ended.stderr
     run = open_run(toy.output)

@@ -158,7 +158,7 @@ def opened(reader: Reader, page: Path) -> Reader:
     return reader
 
 
-def test_the_table_sorts_both_ways_and_says_so(opened: Reader) -> None:
+def test_the_table_sorts_both_ways_and_shows_the_order(opened: Reader) -> None:
     everything = ["harm e2e", "s2 e2e", "s1 e2e", "s1 nli", "s1 icat", "many e2e"]
     assert opened.rows() == everything
     head = opened.find("#answers-table th:nth-child(2)")
@@ -189,7 +189,7 @@ def test_the_table_filters(opened: Reader, label: str, value: str, left: list[st
     assert len(opened.rows()) == 6
 
 
-def test_an_answer_is_opened_read_and_left_by_keyboard(opened: Reader) -> None:
+def test_an_answer_is_opened_read_and_closed_by_keyboard(opened: Reader) -> None:
     opened.open_answer("s1", "e2e")
     assert opened.texts("#opened-title") == ["How high is it?"]
     assert opened.texts("dialog h3")[:3] == ["Response", "Missing: 1", "Covered: 1"]
@@ -231,7 +231,7 @@ def test_claims_have_their_verdicts_and_evidence(opened: Reader) -> None:
     assert opened.texts("dialog .below mark") == ["It is 8 m high."]
 
 
-def test_two_systems_are_compared_on_what_both_answered(opened: Reader) -> None:
+def test_two_systems_are_compared_on_their_shared_queries(opened: Reader) -> None:
     told = "1 query in common. Statements: both cover 0, only the first 1, only the second 1, both miss 0."
     assert opened.find("#beside-table [role=status]").text == told
     opened.find("#beside-table button.link").click()
@@ -268,7 +268,7 @@ def test_everyone_can_read_it(reader: Reader, page: Path, width: int, dark: bool
     assert reader.run("return document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_it_prints_the_page_and_an_opened_answer_alone(opened: Reader) -> None:
+def test_it_prints_the_page_or_only_the_opened_answer(opened: Reader) -> None:
     opened.emulate("print")
     assert not opened.find("nav").is_displayed()
     assert opened.find("#systems").is_displayed()
@@ -280,7 +280,7 @@ def test_it_prints_the_page_and_an_opened_answer_alone(opened: Reader) -> None:
     assert b64decode(opened.devtools("Page.printToPDF")["data"]).startswith(b"%PDF")
 
 
-def test_nothing_is_asked_of_a_network_and_no_error_is_logged(opened: Reader) -> None:
+def test_no_network_request_is_sent_and_no_error_is_logged(opened: Reader) -> None:
     opened.open_answer("s1", "nli")
     assert opened.run("return performance.getEntriesByType('resource').length") == 0
     assert opened.errors() == []
@@ -289,7 +289,7 @@ def test_nothing_is_asked_of_a_network_and_no_error_is_logged(opened: Reader) ->
     assert any("Content Security Policy" in message for message in opened.errors())
 
 
-def test_a_packed_report_opens_from_disk_or_says_what_it_needs(
+def test_a_packed_report_opens_from_disk_or_states_its_requirement(
     reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "PLAIN", 0)

@@ -29,7 +29,7 @@ def test_relations_are_between_statements_and_atoms_of_none() -> None:
     assert edges == [(0, 1, ENTAILS), (0, 1, CONTRADICTS), (1, 2, ENTAILS), (2, 1, ENTAILS)]
 
 
-def test_the_graph_is_the_one_that_show_draws() -> None:
+def test_the_graph_equals_the_graph_of_show() -> None:
     alone, edges = fact_edges(STATEMENTS, ATOMS, RELATIONS)
     names = [*(row["statement_id"] for row in STATEMENTS), *(row["atom_id"] for row in alone)]
     drawn = condensed_graph(ATOMS, RELATIONS, STATEMENTS)

@@ -79,7 +79,7 @@ def text_of(page: str) -> str:
     return Words(page).text
 
 
-def test_miss_rates_of_audits_stand_in_the_page(tmp_path: Path) -> None:
+def test_miss_rates_of_audits_are_in_the_page(tmp_path: Path) -> None:
     row = {"metric": "e2e", "level": "overall", "system": None, "n": 3, "defined": 2400, "ci_low": 0.1, "ci_high": 0.15}
     measures = [{**row, "measure": "miss_rate", "mean": 0.1234}, {**row, "measure": "score_audited", "mean": 0.5678}]
     text = text_of(make_report([open_run(write_output(tmp_path / "out", {**TABLES, "measures_summary": measures}))]))
@@ -87,7 +87,7 @@ def test_miss_rates_of_audits_stand_in_the_page(tmp_path: Path) -> None:
     assert "score_audited out 3 2,400 0.568 0.100 to 0.150" in text
 
 
-def test_it_says_what_was_scored_by_whom_and_what_it_cost(tmp_path: Path) -> None:
+def test_it_states_the_scored_samples_the_judge_and_the_cost(tmp_path: Path) -> None:
     text = text_of(make_report([open_run(write_output(tmp_path / "out", TABLES))]))
     assert (
         "3 answers of 2 systems were scored by e2e. The judge is a-judge. The last start ended on 2026-11-20." in text
@@ -122,7 +122,7 @@ def test_texts_of_a_run_are_no_part_of_the_page(tmp_path: Path) -> None:
     assert f"<bdi>{TURNED}</bdi>" in page
 
 
-def test_nothing_in_the_page_is_asked_of_a_network(tmp_path: Path) -> None:
+def test_the_page_loads_no_network_resource(tmp_path: Path) -> None:
     page = make_report([open_run(write_output(tmp_path / "out", TABLES))])
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]+)"', page)
     assert policy.startswith("default-src &#39;none&#39;;")
@@ -139,7 +139,7 @@ def test_several_runs_are_named_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.gate
-def test_pairs_of_systems_are_those_of_compare_or_changes_by_date(tmp_path: Path) -> None:
+def test_pairs_of_systems_equal_compare_or_changes_by_date(tmp_path: Path) -> None:
     run = open_run(write_output(tmp_path / "2026-11-20", PAIRED))
     text = text_of(make_report([run]))
     assert "Paired differences" in text
@@ -158,7 +158,7 @@ def test_what_most_answers_leave_out_is_listed(tmp_path: Path) -> None:
     assert "It has 12 bells. Query 0? e2e 2 of 2 c2 a, b" in text
 
 
-def test_a_study_says_how_far_the_judge_agrees_with_people(tmp_path: Path) -> None:
+def test_a_study_states_the_agreement_of_the_judge_with_people(tmp_path: Path) -> None:
     run = open_run(write_output(tmp_path / "out", TABLES))
     assert "This report has no measure of the judge's agreement with people." in text_of(make_report([run]))
     row = {
@@ -227,7 +227,7 @@ def test_runs_without_a_score_or_a_sample_have_a_report(tmp_path: Path) -> None:
     assert "0 answers were scored by no metric." in text
 
 
-def test_what_is_no_output_and_what_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_an_invalid_output_and_an_unwritable_page_are_reported(tmp_path: Path) -> None:
     run = open_run(write_output(tmp_path / "out", TABLES))
     bare = open_run(write_output(tmp_path / "bare", {"samples": []}))
     with pytest.raises(UnreadableRunError, match=r"bare has no table scores\. Give an output of untold score"):
@@ -247,7 +247,7 @@ def test_the_command_writes_a_file(
 
 
 @pytest.mark.gate
-def test_an_output_on_an_object_store_is_read_alike(object_store: ObjectStore, tmp_path: Path) -> None:
+def test_an_output_on_an_object_store_has_the_same_report(object_store: ObjectStore, tmp_path: Path) -> None:
     output = write_output(tmp_path / "out", PAIRED)
     for file in output.rglob("*.*"):
         object_store.put(str(file.relative_to(tmp_path)), file.read_bytes())
@@ -257,7 +257,7 @@ def test_an_output_on_an_object_store_is_read_alike(object_store: ObjectStore, t
     assert object_store.objects["report.html"].decode() == make_report([there])
 
 
-def test_a_notebook_shows_it_in_a_frame_that_can_do_nothing(tmp_path: Path) -> None:
+def test_a_notebook_shows_it_in_a_sandboxed_frame(tmp_path: Path) -> None:
     run = open_run(write_output(tmp_path / "out", TABLES))
     frame = run.report()._repr_html_()
     assert frame.startswith('<iframe srcdoc="&lt;!doctype html&gt;')

@@ -21,7 +21,7 @@ def statement(
         (statement("It has 12 bells."), statement("It has 13 bells."), False),
         (statement("It has 12 bells.", sources=["1"]), statement("12 bells it has.", sources=["2"]), False),
         (statement("It has 12 bells.", sources=["1"]), statement("12 bells it has.", sources=["1", "2"]), True),
-        # A judge of pairs has said what is the same
+        # A judge of pairs has already merged the equal statements
         (statement("It has 12 bells.", members=["A."]), statement("12 bells it has.", members=["B."]), False),
         (statement("One.", members=["One.", "Eins."]), statement("Eins.", members=["Eins."]), True),
         (statement("One.", reference_id="r"), statement("Another wording.", reference_id="r"), True),
@@ -29,9 +29,7 @@ def statement(
         (statement("It rains."), statement("The harbour was built by the king."), False),
     ],
 )
-def test_statements_are_one_point_where_they_say_the_same(
-    first: dict[str, Any], second: dict[str, Any], same: bool
-) -> None:
+def test_equal_statements_are_one_point(first: dict[str, Any], second: dict[str, Any], same: bool) -> None:
     points = StatementGroups()
     assert points.number("e2e", "q", first, 0) == 0
     assert (points.number("e2e", "q", second, 1) == 0) is same

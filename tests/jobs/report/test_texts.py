@@ -11,13 +11,13 @@ def test_equal_texts_are_stored_once() -> None:
     assert texts.texts == ["one", "two"]
 
 
-def test_long_texts_that_begin_alike_stay_two_and_say_how_long_they_were() -> None:
+def test_long_texts_with_the_same_beginning_remain_two_and_show_their_lengths() -> None:
     texts = ReportTexts()
     assert [texts.add("x" * 300_000 + end) for end in "ab"] == [0, 1]
     assert texts.lengths == {0: 300_001, 1: 300_001}
 
 
-def test_a_small_report_has_its_data_as_it_is() -> None:
+def test_a_small_report_has_uncompressed_data() -> None:
     texts = ReportTexts()
     texts.add("</script><!-- & \u2028")
     packed = pack({"samples": []}, texts)
@@ -53,7 +53,7 @@ def test_of_the_limits_that_fit_the_largest_is_taken() -> None:
     assert len(less.text) < len(full.text)
 
 
-def test_points_of_their_own_and_what_is_unknown_take_no_room() -> None:
+def test_single_points_and_unknown_values_use_no_space() -> None:
     first = {"text": 3, "point": 1, "covered": False, "in_basis": True, "sources": [0], "number": 5}
     rows = [first, {"text": 4, "point": 4, "covered": None, "number": 2}]
     assert columns_of(rows) == {

@@ -32,14 +32,14 @@ def whole(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Inde
     return made
 
 
-def test_hits_by_vectors_are_those_of_numpy(whole: Indexes) -> None:
+def test_hits_by_vectors_equal_numpy(whole: Indexes) -> None:
     for query, hits in whole.search(QUERIES).items():
         expected = nearest(CORPUS, query, 5)
         assert [score for _, score in hits] == pytest.approx([score for _, score in expected], abs=1e-5)
         assert names_of(hits) == names_of(expected)
 
 
-def test_hits_by_words_are_those_of_bm25s(whole: Indexes) -> None:
+def test_hits_by_words_equal_bm25s(whole: Indexes) -> None:
     for query, hits in whole.search(QUERIES, k=200, retriever="bm25").items():
         assert dict(hits) == pytest.approx(best_words(CORPUS, query), rel=1e-5)
         assert hits == sorted(hits, key=lambda hit: (-hit[1], hit[0]))
@@ -132,7 +132,7 @@ def test_many_documents_of_few_texts_have_fewer_lists_than_texts(indexes: Indexe
 
 
 @pytest.mark.gate
-def test_a_document_with_a_text_that_fails_is_left_out_whole_and_named(indexes: Indexes) -> None:
+def test_a_document_with_a_failed_text_is_left_out_and_named(indexes: Indexes) -> None:
     documents = {**CORPUS, "bad": "bee " * 20 + POISON, "good": "sea of bees"}
     made = indexes.make(documents)
     failures = made.failures.collect()
@@ -167,6 +167,6 @@ def test_an_index_of_an_earlier_version_is_refused() -> None:
     assert catalog_in({"status": "running"}, "place") is None
 
 
-def test_a_corpus_without_a_word_is_told_of(indexes: Indexes) -> None:
+def test_a_corpus_without_words_is_reported(indexes: Indexes) -> None:
     with pytest.raises(CorpusError, match="no document of the corpus has a word"):
         indexes.make({"a": " ", "b": ""})

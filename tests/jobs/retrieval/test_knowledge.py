@@ -91,7 +91,7 @@ def test_contexts_are_the_samples_own_and_all_compared(
 
 
 @pytest.mark.gate
-def test_an_index_is_searched_once_for_a_text_whoever_asks(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_index_is_searched_once_per_text(spark: SparkSession, tmp_path: Path) -> None:
     corpus = make_corpus(20)
     index = Indexes(spark, tmp_path / "index")
     index.make(corpus)
@@ -130,7 +130,7 @@ def test_the_web_gives_hits_in_its_own_order(spark: SparkSession, tmp_path: Path
     assert (failed["stage"], failed["error_type"]) == ("web_search", "unparsable")
 
 
-def test_a_plan_takes_as_many_hits_as_there_may_be(spark: SparkSession) -> None:
+def test_a_plan_assumes_the_maximum_number_of_hits(spark: SparkSession) -> None:
     rows = queries(spark)
     assumed = by_query(assumed_hits(rows, settings_for(top_k=4), None))
     assert {len(hits) for hits in assumed.values()} == {4}
@@ -145,11 +145,11 @@ def test_a_plan_takes_as_many_hits_as_there_may_be(spark: SparkSession) -> None:
         ({"source": "contexts"}, ("embed_text",)),
     ],
 )
-def test_what_looking_up_asks_follows_from_the_settings(given: dict[str, Any], stages: tuple[str, ...]) -> None:
+def test_the_stages_of_a_lookup_depend_on_the_settings(given: dict[str, Any], stages: tuple[str, ...]) -> None:
     assert stages_of_knowledge(settings_for(**given)) == stages
 
 
-def test_an_index_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_index_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UnusableIndexError, match=r"^knowledge\.source=index needs an index"):
         open_knowledge(settings_for(source="index"), {})
     with pytest.raises(UnusableIndexError, match=r"has no index\. Build one with untold index"):

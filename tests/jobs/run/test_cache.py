@@ -85,7 +85,7 @@ def test_a_complete_archive_of_a_complete_run_is_read(archive: Path) -> None:
         assert lock is None
 
 
-def test_what_nobody_uses_goes(archive: Path) -> None:
+def test_unused_archives_are_removed(archive: Path) -> None:
     archive.parent.mkdir(parents=True)
     old, used = archive.with_name("old.jsa"), archive.with_name("used.jsa")
     for path, seconds in ((old, UNUSED_SECONDS + 60), (used, UNUSED_SECONDS - 3600)):
@@ -98,7 +98,7 @@ def test_what_nobody_uses_goes(archive: Path) -> None:
 
 
 @pytest.mark.parametrize("own", ["-XX:SharedArchiveFile=mine.jsa", "-XX:ArchiveClassesAtExit=mine.jsa", "-Xshare:off"])
-def test_what_a_user_says_of_archives_stays(own: str) -> None:
+def test_archive_options_of_the_user_are_kept(own: str) -> None:
     assert with_archive({JVM_OPTIONS: own}, writes=True) == ({JVM_OPTIONS: own}, None)
 
 
@@ -109,7 +109,7 @@ def test_without_a_cache_or_java_nothing_changes(monkeypatch: pytest.MonkeyPatch
     assert with_archive({}, writes=True) == ({}, None)
 
 
-def test_another_spark_or_java_has_an_archive_of_its_own(
+def test_another_spark_or_java_has_its_own_archive(
     archive: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "jars").mkdir()
@@ -122,7 +122,7 @@ def test_another_spark_or_java_has_an_archive_of_its_own(
 
 
 @pytest.mark.slow
-def test_the_next_jvm_maps_what_that_of_a_whole_run_wrote_and_a_broken_one_ends_at_once(archive: Path) -> None:
+def test_the_next_jvm_maps_the_archive_of_a_complete_run_and_a_broken_jvm_ends_at_once(archive: Path) -> None:
     rows, broken, options = _run_job("broken")
     assert rows == 7
     assert f"{WRITES}{archive.with_suffix(NEW)}" in options

@@ -82,7 +82,7 @@ def test_spark_finds_the_classes_of_every_store_among_its_packages() -> None:
     assert [line.removeprefix("org.apache.hadoop.fs.") for line in ended.stdout.splitlines()] == classes, ended.stderr
 
 
-def test_the_user_says_which_packages() -> None:
+def test_the_user_selects_the_packages() -> None:
     own = Settings(storage=StorageSettings(packages=["com.example:connector:1", "s3"]))
     assert package_jars(own)[0] == "com.example:connector:1"
     assert package_jars(own)[1].startswith("org.apache.hadoop:hadoop-aws:")
@@ -91,7 +91,7 @@ def test_the_user_says_which_packages() -> None:
     assert package_jars(with_packages(brought, ["s3://bucket/in"])) == []
 
 
-def test_spark_hears_of_the_store_what_arrow_hears() -> None:
+def test_spark_gets_the_same_options_of_the_store_as_arrow() -> None:
     storage = StorageSettings(endpoint="http://127.0.0.1:9000", region="eu-west-1")
     said = connector_options(Settings(storage=storage))
     assert said[f"{S3A}endpoint"] == "http://127.0.0.1:9000"
@@ -101,7 +101,7 @@ def test_spark_hears_of_the_store_what_arrow_hears() -> None:
     assert "Anonymous" in anonymous[f"{S3A}aws.credentials.provider"]
 
 
-def test_what_the_user_tells_spark_wins() -> None:
+def test_spark_options_of_the_user_have_priority() -> None:
     storage = StorageSettings(endpoint="http://127.0.0.1:9000")
     settings = Settings(storage=storage, spark=SparkSettings(conf={f"{S3A}endpoint": "http://other"}))
     assert session_options(settings, small=False)[f"{S3A}endpoint"] == "http://other"

@@ -55,11 +55,11 @@ def is_refused(output: Path, *inputs: Path | str, store: Path | None = None) -> 
         ("scores",),
     ],
 )
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, names: Sequence[str]) -> None:
+def test_a_folder_of_another_program_is_refused(tmp_path: Path, names: Sequence[str]) -> None:
     assert is_refused(make(tmp_path / "out", *names))
 
 
-def test_a_parquet_table_of_somebody_else_is_refused_by_its_columns(tmp_path: Path) -> None:
+def test_a_parquet_table_of_another_program_is_refused_by_its_columns(tmp_path: Path) -> None:
     write_table(tmp_path / "out", "summary", pa.schema([("quarter", pa.string())]))
     assert is_refused(tmp_path / "out")
 
@@ -77,12 +77,12 @@ def test_a_manifest_of_something_else_is_foreign(tmp_path: Path, content: str) -
     assert is_refused(tmp_path / "out")
 
 
-def test_a_file_is_no_output(tmp_path: Path) -> None:
+def test_a_file_is_not_an_output(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
     assert is_refused(tmp_path / "out")
 
 
-def test_a_refused_folder_is_left_as_it_was(tmp_path: Path) -> None:
+def test_a_refused_folder_does_not_change(tmp_path: Path) -> None:
     make(tmp_path / "out", "summary/q3.txt")
     assert is_refused(tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").rglob("*")] == ["summary", "q3.txt"]
@@ -101,7 +101,7 @@ def test_a_refused_folder_is_left_as_it_was(tmp_path: Path) -> None:
         ("manifest.json",),
     ],
 )
-def test_what_a_killed_run_left_is_no_obstacle(tmp_path: Path, names: Sequence[str]) -> None:
+def test_files_of_a_killed_run_are_not_an_obstacle(tmp_path: Path, names: Sequence[str]) -> None:
     assert not is_refused(make(tmp_path / "out", *names))
 
 
@@ -111,7 +111,7 @@ def test_every_table_of_ours_is_known(tmp_path: Path) -> None:
     assert not is_refused(tmp_path / "out")
 
 
-def test_an_output_may_hold_anything_beside_its_manifest(tmp_path: Path) -> None:
+def test_an_output_can_contain_other_files(tmp_path: Path) -> None:
     write_manifest(str(tmp_path / "out"), {"format": 1, "status": "finished"})
     assert not is_refused(make(tmp_path / "out", "notes.txt", "summary/q3.txt"))
 
@@ -121,7 +121,7 @@ def test_a_folder_that_is_not_there_is_free(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("store", ["out/kept/store", "out/kept", "out", "elsewhere"])
-def test_a_store_may_lie_anywhere(tmp_path: Path, store: str) -> None:
+def test_a_store_can_be_anywhere(tmp_path: Path, store: str) -> None:
     make(tmp_path / "out")
     make(tmp_path, f"{store}/v1/judge-0123/run.parquet")
     assert not is_refused(tmp_path / "out", store=tmp_path / store)

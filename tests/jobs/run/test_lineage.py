@@ -31,7 +31,7 @@ def names(event: dict[str, Any], side: str) -> list[tuple[str, str]]:
     return [(found["namespace"], found["name"]) for found in event[side]]
 
 
-def test_a_run_is_told_from_start_to_end(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_reported_from_start_to_end(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "nights")
     notes: list[str] = []
     with lineage("untold.score", "delta:s3a://lake/answers@v12", "/data/out", notes.append) as told:
@@ -49,7 +49,7 @@ def test_a_run_is_told_from_start_to_end(hook: Hook, monkeypatch: pytest.MonkeyP
     assert last["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 3
 
 
-def test_tables_of_a_lakehouse_are_told_by_their_names_there(hook: Hook) -> None:
+def test_tables_of_a_lakehouse_are_reported_with_their_own_names(hook: Hook) -> None:
     for lake in ({"format": "delta", "place": "/lake"}, {"format": "iceberg", "place": "prod.nights"}):
         with lineage("untold.score", "iceberg:prod.db.answers@7", "/data/out", print) as told:
             told.manifest = {**FINISHED, "lakehouse": lake}
@@ -66,7 +66,7 @@ def test_what_raises_or_ends_early_has_failed(hook: Hook) -> None:
     assert [event["eventType"] for event in hook.facts] == ["START", "FAIL"] * 2
 
 
-def test_nobody_is_told_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_event_is_sent_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     with patch.dict(sys.modules, {"openlineage.client": None}):
@@ -89,7 +89,7 @@ def test_telling_fails_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "OpenLineage events are not sent" in notes[0]
 
 
-def test_stages_are_spans_where_opentelemetry_is_loaded() -> None:
+def test_stages_are_spans_if_opentelemetry_is_loaded() -> None:
     kept, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
     with patch.object(trace, "get_tracer", provider.get_tracer):

@@ -36,7 +36,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.parametrize("kind", URIS)
-def test_of_eight_at_once_one_gets_the_lock_and_one_creates_the_object(kind: str, tmp_path: Path) -> None:
+def test_one_of_eight_processes_gets_the_lock_and_one_creates_the_object(kind: str, tmp_path: Path) -> None:
     with serve_store(kind, tmp_path / "store") as gateway:
         race(f"{URIS[kind]}/race", {**os.environ, **gateway.variables})
 

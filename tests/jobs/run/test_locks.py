@@ -122,14 +122,14 @@ def container() -> Sequence[str]:
     return CONTAINER
 
 
-def test_a_lock_names_its_holder_and_goes_with_it(tmp_path: Path) -> None:
+def test_a_lock_names_its_holder_and_is_removed_with_it(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     with take(folder, "run-1"):
         assert read_holder(folder / "_lock") == Holder("run-1", this_process())
     assert [path.name for path in folder.iterdir()] == ["_lock-held"]
 
 
-def test_a_lock_goes_when_the_run_breaks(tmp_path: Path) -> None:
+def test_a_lock_is_removed_if_the_run_fails(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), take(tmp_path):
         raise ZeroDivisionError
     with take(tmp_path, "next") as lock:
@@ -146,7 +146,7 @@ def test_another_process_is_refused_with_host_and_pid(tmp_path: Path) -> None:
         assert len(message.splitlines()) == 1
 
 
-def test_a_refused_run_leaves_the_lock_alone(tmp_path: Path) -> None:
+def test_a_refused_run_does_not_change_the_lock(tmp_path: Path) -> None:
     with holder_of(tmp_path):
         before = (tmp_path / "_lock").read_text()
         with pytest.raises(LockedError), take(tmp_path):
@@ -212,7 +212,7 @@ def test_a_container_of_this_machine_does_not_take_the_lock(tmp_path: Path, cont
             assert f"pid {other.pid} of another container" in line_of(inner)
 
 
-def test_the_lock_of_a_container_is_not_taken_and_goes_with_it(tmp_path: Path, container: Sequence[str]) -> None:
+def test_the_lock_of_a_container_is_kept_until_the_container_ends(tmp_path: Path, container: Sequence[str]) -> None:
     with holder_of(tmp_path, within=container) as other:
         with pytest.raises(LockedError, match="of another container"), take(tmp_path):
             pass
@@ -221,7 +221,7 @@ def test_the_lock_of_a_container_is_not_taken_and_goes_with_it(tmp_path: Path, c
             assert not lock.lost
 
 
-def test_a_disk_without_locks_goes_by_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_locks_uses_the_process_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FolderLock, "_lock_system", lambda _: None)
     write_lock(tmp_path, this_process(), age=7200)
     with pytest.raises(LockedError), take(tmp_path):
@@ -231,7 +231,7 @@ def test_a_disk_without_locks_goes_by_the_process(tmp_path: Path, monkeypatch: p
         assert not lock.lost
 
 
-def test_the_helper_of_a_killed_run_is_given_time_and_holds_nothing(
+def test_the_helper_of_a_killed_run_gets_time_and_holds_no_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, writing = os.pipe()
@@ -278,7 +278,7 @@ def test_clocks_of_hosts_may_differ(tmp_path: Path) -> None:
         pass
 
 
-def test_a_process_number_given_anew_is_another_process() -> None:
+def test_a_reused_process_id_is_another_process() -> None:
     assert this_process().is_alive
     assert not replace(this_process(), started="another time").is_alive
     assert not dead_process().is_alive
@@ -304,7 +304,7 @@ def test_a_run_whose_follower_has_ended_has_lost_its_lock_too(tmp_path: Path) ->
         assert lock.lost
 
 
-def test_the_lock_of_a_run_that_took_over_is_left(tmp_path: Path) -> None:
+def test_the_lock_of_a_run_that_took_over_is_kept(tmp_path: Path) -> None:
     with take(tmp_path):
         path = write_lock(tmp_path, run="next")
     assert path.exists()
@@ -345,12 +345,12 @@ def race(folder: Path, names: tuple[str, ...], rounds: int, stale: Process | Non
     return outcomes
 
 
-def test_of_two_processes_one_gets_a_free_lock(tmp_path: Path) -> None:
+def test_one_of_two_processes_gets_a_free_lock(tmp_path: Path) -> None:
     outcomes = race(tmp_path / "race", ("a", "b"), 100, None)
     assert outcomes == [["refused", "won"]] * 100
 
 
 @pytest.mark.gate
-def test_of_two_processes_one_gets_a_stale_lock(tmp_path: Path) -> None:
+def test_one_of_two_processes_gets_a_stale_lock(tmp_path: Path) -> None:
     outcomes = race(tmp_path / "race", ("a", "b"), 300, dead_process())
     assert [outcome for outcome in outcomes if outcome != ["refused", "won"]] == []

@@ -71,7 +71,7 @@ def metrics_of(place: Path) -> list[str]:
     return found[0]
 
 
-def test_new_tables_take_the_place_of_the_old_ones_at_the_end(place: Path) -> None:
+def test_new_tables_replace_the_old_tables_at_the_end(place: Path) -> None:
     with Output(str(place), TABLES) as output:
         write(output, "e2e", "qa", added=ADDED)
         assert metrics_of(place) == ["e2e"]
@@ -88,7 +88,9 @@ def test_an_error_before_the_end_leaves_all_as_it_was(place: Path) -> None:
     assert metrics_of(place) == ["e2e"]
 
 
-def test_a_kill_while_tables_are_replaced_is_no_whole_output(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_during_the_replacement_of_tables_leaves_an_incomplete_output(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Output(str(place), TABLES) as output:
         write(output, "e2e", "qa", added=ADDED)
         monkeypatch.setattr(Output, "__exit__", lambda *_: None)
@@ -101,7 +103,7 @@ def test_a_kill_while_tables_are_replaced_is_no_whole_output(place: Path, monkey
     assert not again.seems_complete(retry_failed=False)
 
 
-def test_what_was_not_whole_is_no_obstacle(place: Path) -> None:
+def test_an_incomplete_output_is_not_an_obstacle(place: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         break_off(place, "e2e")
     with Output(str(place), TABLES) as output:
@@ -124,7 +126,7 @@ def keys_of(object_store: ObjectStore, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("added", [None, ADDED])
-def test_on_an_object_store_tables_of_a_start_lie_apart_and_the_manifest_names_them(
+def test_on_an_object_store_each_run_has_its_own_table_folders_in_the_manifest(
     object_store: ObjectStore, added: Added | None
 ) -> None:
     place = f"s3://{BUCKET}/out"

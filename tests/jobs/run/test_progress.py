@@ -39,16 +39,16 @@ def described(event: dict[str, Any], seconds: float, course: RunProgress) -> dic
     return describe(event, seconds, course, pace.left(event["total"]))
 
 
-def test_a_line_says_how_far_a_stage_is() -> None:
+def test_a_line_shows_the_progress_of_a_stage() -> None:
     line = line_of(event(), 100.0)
     assert line == "evaluate_coverage: 1,500 / 6,000, 16.0 calls/s, 1,250,000 tokens, 5:00 left"
 
 
-def test_tokens_that_nobody_counted_are_marked() -> None:
+def test_estimated_tokens_are_marked() -> None:
     assert ", ~1,250,000 tokens," in line_of(event(estimated=True), 100.0)
 
 
-def test_cost_is_shown_where_there_are_prices() -> None:
+def test_cost_is_shown_if_there_are_prices() -> None:
     assert "cost 4.0000" in line_of(event(cost=4.0), 100.0)
     assert "cost" not in line_of(event(), 100.0)
 
@@ -118,7 +118,7 @@ def test_a_stage_without_events_ends_without_a_line() -> None:
     assert stream.getvalue() == f"{CLEAR}s: starting ..."
 
 
-def test_a_long_wait_is_said_once_and_again_when_it_comes_again() -> None:
+def test_each_long_wait_is_reported_once() -> None:
     stream = StringIO()
     display = Display(stream)
     display.start("s")
@@ -128,12 +128,12 @@ def test_a_long_wait_is_said_once_and_again_when_it_comes_again() -> None:
     assert [line.rsplit(" ", 1)[1] for line in lines] == ["1:00:00", "2:00"]
 
 
-def test_the_line_of_a_stage_says_how_long_it_is_paused() -> None:
+def test_the_line_of_a_stage_shows_the_length_of_a_pause() -> None:
     assert "paused by the endpoint for 1:01" in line_of({**event(), "paused": 61.0}, 1.0)
     assert "paused" not in line_of({**event(), "paused": 59.0}, 1.0)
 
 
-def test_a_disk_that_cannot_be_written_is_said_once() -> None:
+def test_an_unwritable_disk_is_reported_once() -> None:
     stream = StringIO()
     display = Display(stream)
     display.start("s")
@@ -153,12 +153,12 @@ def course(total: int, *stages: str, metric: str = "e2e") -> RunProgress:
     return found
 
 
-def test_a_line_says_which_stage_of_how_many_it_is_and_of_which_metric() -> None:
+def test_a_line_shows_the_number_of_the_stage_and_the_metric() -> None:
     line = line_of(event(), 100.0, course(3, "summarise_context", "evaluate_coverage"))
     assert line.startswith("stage 2 of 3, e2e evaluate_coverage: 1,500 / 6,000, ")
 
 
-def test_a_stage_that_is_asked_in_turns_counts_once() -> None:
+def test_a_stage_that_runs_in_turns_counts_once() -> None:
     assert course(3, "embed_text", "extract_claims", "embed_text").describe("embed_text").startswith("stage 2 of 3, ")
 
 
@@ -214,7 +214,7 @@ def test_the_time_left_is_right_within_half_as_much_after_a_tenth(name: str, sta
     assert seen > 10
 
 
-def test_what_stands_still_is_not_about_to_be_done() -> None:
+def test_a_stalled_stage_has_no_time_left() -> None:
     pace = Pace(0.0)
     for now, done in [(0.0, 0), (1.0, 10), (2.0, 20), (2.5, 20)]:
         pace.see(now, done, 10)
@@ -233,7 +233,7 @@ def test_the_pace_follows_an_endpoint_that_became_slower() -> None:
     assert left == pytest.approx(400 * 0.4, rel=0.1)
 
 
-def test_a_pause_that_the_endpoint_asks_for_is_a_part_of_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_of_the_endpoint_is_part_of_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now, stream = 0.0, Terminal()
     monkeypatch.setattr(terminal, "monotonic", lambda: now)
     display = Display(stream)
@@ -270,7 +270,7 @@ def test_the_line_fits_any_terminal(width: int, done: int, metric: str, failed: 
         (57, "stage 1 …coverage: 1,500 / 6,000, 5:00 left of this stage"),
     ],
 )
-def test_a_narrow_terminal_has_what_matters_most(width: int, line: str) -> None:
+def test_a_narrow_terminal_shows_the_most_important_parts(width: int, line: str) -> None:
     assert fit(described(event(), 100.0, course(2, "evaluate_coverage")), width) == line
 
 
@@ -302,7 +302,7 @@ def test_the_terminal_is_measured_at_every_draw(monkeypatch: pytest.MonkeyPatch)
         assert len(screen.text().removeprefix(CLEAR)) < columns
 
 
-def test_a_terminal_says_what_is_starting_and_forgets_it() -> None:
+def test_a_terminal_shows_and_clears_the_starting_part() -> None:
     stream = Terminal()
     with Display(stream) as display:
         display.status("starting Java")
@@ -313,14 +313,14 @@ def test_a_terminal_says_what_is_starting_and_forgets_it() -> None:
     assert shown == ["", "starting Java ...", "reading answers.jsonl ...", "a note\n", "starting Ray ...", ""]
 
 
-def test_a_log_does_not_say_what_is_starting() -> None:
+def test_a_log_does_not_show_the_starting_part() -> None:
     stream = StringIO()
     with Display(stream) as display:
         display.status("starting Java")
     assert stream.getvalue() == ""
 
 
-def test_an_interrupt_is_told_over_the_line() -> None:
+def test_an_interrupt_is_reported_above_the_line() -> None:
     stream = Terminal()
     display = Display(stream)
     display.start("evaluate_coverage")

@@ -50,7 +50,7 @@ def fail(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from ()
 
 
-def test_a_full_disk_is_named_out_of_what_spark_says(spark: SparkSession, disk: SmallDisk) -> None:
+def test_a_full_disk_is_found_in_the_error_of_spark(spark: SparkSession, disk: SmallDisk) -> None:
     disk.fill()
     error = error_of(lambda: spark.range(100_000).write.parquet(f"{disk.folder}/a b/scores"))
     assert "o" in str(error).partition("calling ")[2]
@@ -59,7 +59,7 @@ def test_a_full_disk_is_named_out_of_what_spark_says(spark: SparkSession, disk: 
     assert root_cause(error) == "No space left on device"
 
 
-def test_a_read_only_disk_is_named_out_of_what_spark_says(spark: SparkSession, disk: SmallDisk) -> None:
+def test_a_read_only_disk_is_found_in_the_error_of_spark(spark: SparkSession, disk: SmallDisk) -> None:
     disk.protect()
     error = error_of(lambda: spark.range(9).write.parquet(f"{disk.folder}/scores"))
     assert str(explain(error)).startswith(f"{disk.folder}/scores: Read-only file system; choose a folder")
@@ -97,11 +97,11 @@ def test_a_memory_that_is_full_is_named_with_its_setting(said: str) -> None:
     assert str(explain(RuntimeError(text))).startswith("Spark's memory is full. Raise spark.conf.spark.driver")
 
 
-def test_a_thread_that_cannot_be_had_is_no_full_memory() -> None:
+def test_a_missing_thread_is_not_a_full_memory() -> None:
     assert explain(RuntimeError("java.lang.OutOfMemoryError: unable to create native thread")) is None
 
 
-def test_a_name_that_the_locale_cannot_encode_is_said_in_ascii() -> None:
+def test_a_name_that_the_locale_cannot_encode_is_shown_in_ascii() -> None:
     malformed = "Malformed input or input contains unmappable characters: /data/größe/t/_temporary"
     told = r"/data/gr\xf6\xdfe/t cannot be encoded in this locale; set LC_ALL=C.UTF-8, or rename it, then start again"
     assert explain(IllegalArgumentException(malformed)) == told
@@ -126,7 +126,7 @@ def test_a_work_folder_without_room_is_named(disk: SmallDisk, monkeypatch: pytes
     assert str(explain(RuntimeError(lost))).startswith(f"{disk.folder}: No space left on device")
 
 
-def test_a_permission_that_is_no_file_s_is_no_refusal_of_a_disk() -> None:
+def test_a_permission_error_without_a_file_is_not_an_error_of_a_disk() -> None:
     assert explain(PermissionError(errno.EACCES, "Permission denied")) is None
     assert explain(ZeroDivisionError("division by zero")) is None
 
@@ -177,7 +177,7 @@ def test_a_class_that_spark_lacks_is_named_with_the_package_that_brings_it(spark
         ),
     ],
 )
-def test_what_spark_says_of_a_machine_is_told_with_what_to_do(said: str, told: str) -> None:
+def test_an_error_of_spark_about_a_machine_has_a_remedy(said: str, told: str) -> None:
     error = RuntimeError(f"An error occurred while calling o304.parquet.\n: {said}\n\tat a.b\n")
     assert str(explain(error)).startswith(told)
 

@@ -59,7 +59,7 @@ def finish(report: RunNotification) -> None:
     report.metrics = "untold_exit_code 0\n"
 
 
-def test_an_end_is_told_once_with_a_signature(hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_is_reported_once_with_a_signature(hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOOK_KEY", "a key of the hook")
     notes: list[str] = []
     settings = NotifySettings(url=hook.url, key_env="HOOK_KEY")
@@ -79,7 +79,7 @@ def test_an_end_is_told_once_with_a_signature(hook: Hook, tmp_path: Path, monkey
         (KeyboardInterrupt(), {"status": "interrupted", "exit_code": 130, "error": "KeyboardInterrupt"}),
     ],
 )
-def test_a_failure_is_told_by_its_kind_alone(hook: Hook, error: BaseException, told: dict[str, Any]) -> None:
+def test_a_failure_is_reported_by_its_kind_only(hook: Hook, error: BaseException, told: dict[str, Any]) -> None:
     with pytest.raises(type(error)), reporting(NotifySettings(url=hook.url), None, print):
         raise error
     assert hook.facts == [told]
@@ -106,13 +106,13 @@ def test_telling_fails_no_command(tmp_path: Path) -> None:
     assert len(refusing.bodies) == 1
 
 
-def test_nothing_is_told_where_nobody_asks() -> None:
+def test_no_report_is_sent_by_default() -> None:
     with reporting(NotifySettings(), None, pytest.fail) as report:
         finish(report)
 
 
 @pytest.mark.parametrize("command", ["score", "nightly"])
-def test_input_that_cannot_be_read_is_told(hook: Hook, tmp_path: Path, command: str) -> None:
+def test_unreadable_input_is_reported(hook: Hook, tmp_path: Path, command: str) -> None:
     (tmp_path / "2026-11-20.jsonl").write_text('{"question": "of no column that is read"}\n', encoding="utf-8")
     place = "2026-11-20" if command == "score" else "{date}"
     words = [command, "--input", f"{tmp_path}/{place}.jsonl", "--output", f"{tmp_path}/out/{place}", "--metric", "e2e"]

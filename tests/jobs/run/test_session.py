@@ -29,7 +29,7 @@ JVM = "spark.driver.extraJavaOptions"
 PARTITIONS = "spark.sql.shuffle.partitions"
 
 
-def test_little_to_read_on_one_machine_starts_quickly() -> None:
+def test_a_small_input_on_one_machine_starts_quickly() -> None:
     options = session_options(Settings(spark=SparkSettings(master="local[2]")), small=True)
 
     assert SMALL.items() <= options.items()
@@ -44,7 +44,7 @@ def test_a_large_input_keeps_the_defaults_of_spark() -> None:
         assert not SMALL.items() & options.items()
 
 
-def test_what_is_small_in_files_alone_is_not_broadcast(spark: SparkSession, tmp_path: Path) -> None:
+def test_tables_with_small_files_but_many_rows_are_not_broadcast(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "ids")
     spark.range(300_000).select(F.format_string("s%07d", "id").alias("sample_id")).write.parquet(path)
     bounds = ("spark.sql.autoBroadcastJoinThreshold", "spark.sql.sources.fileCompressionFactor")
@@ -92,7 +92,7 @@ def test_a_driver_that_workers_cannot_reach_is_known(monkeypatch: pytest.MonkeyP
     assert loopback_of_driver(Settings()) == "127.0.0.1"
 
 
-def test_what_the_user_says_wins() -> None:
+def test_options_of_the_user_have_priority() -> None:
     said = {JVM: "-Xss8m", PARTITIONS: "7", "spark.driver.memory": "3g", "spark.sql.adaptive.enabled": "true"}
 
     options = session_options(Settings(spark=SparkSettings(conf=said)), small=True)
@@ -101,7 +101,7 @@ def test_what_the_user_says_wins() -> None:
 
 
 @pytest.mark.gate
-def test_workers_open_file_systems_as_the_settings_say(
+def test_workers_open_file_systems_with_the_settings(
     spark: SparkSession, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     object_store.put("place/one", b"content")
@@ -115,7 +115,7 @@ def test_workers_open_file_systems_as_the_settings_say(
     assert read.collect() == [b"content"]
 
 
-def test_bytes_are_of_all_files_as_they_are_read(tmp_path: Path) -> None:
+def test_bytes_cover_all_files_in_their_decompressed_size(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"x" * 100)
     packed = gzip.compress(b"x" * 1000)
     (tmp_path / "b.jsonl.gz").write_bytes(packed)

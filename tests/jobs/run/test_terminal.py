@@ -32,12 +32,12 @@ def test_no_line_is_longer_than_the_page(rows: list[tuple[str, str, int]], width
 
 
 @given(names=st.sets(NAMES, min_size=1, max_size=40), width=st.integers(20, 200) | st.none())
-def test_no_two_names_look_alike(names: set[str], width: int | None) -> None:
+def test_no_two_names_look_the_same(names: set[str], width: int | None) -> None:
     lines = table(["system", "n"], [[name, "1"] for name in sorted(names)], Page(width))
     assert len({line.strip() for line in lines[1:]}) == len(names)
 
 
-def test_names_that_differ_in_their_middle_alone_are_numbered() -> None:
+def test_names_that_differ_only_in_their_middle_are_numbered() -> None:
     rows = [[f"{'x' * 40}{letter}{'y' * 40}", "1"] for letter in "abc"]
     rows.append(["another", "1"])
     assert table(["system", "n"], rows, Page(21))[1:] == [
@@ -48,7 +48,7 @@ def test_names_that_differ_in_their_middle_alone_are_numbered() -> None:
     ]
 
 
-def test_more_is_kept_of_the_end_that_tells_names_apart() -> None:
+def test_more_is_kept_of_the_end_that_distinguishes_names() -> None:
     rows = [[f"organisation-{letter}/a-model-of-the-same-name-and-date", "1"] for letter in "ab"]
     assert [line.split()[0] for line in table(["system", "n"], rows, Page(26))[1:]] == [
         "organisation-a/a-m…date",
@@ -56,7 +56,7 @@ def test_more_is_kept_of_the_end_that_tells_names_apart() -> None:
     ]
 
 
-def test_two_columns_show_no_two_names_alike() -> None:
+def test_two_columns_show_distinct_names() -> None:
     names = [f"provider-{number // 10}/a-model-of-the-same-name-2026-01-{number:02d}-variant" for number in range(30)]
     pairs = list(combinations(names, 2))
     lines = table(["first", "second", "n"], [[*pair, "9"] for pair in pairs], Page(60), names=2)
@@ -75,7 +75,7 @@ def test_without_a_width_nothing_is_cut() -> None:
     assert table(["system", "n"], [[name, "1"]], Page()) == [f"{'system':500}  n", f"{name}  1"]
 
 
-def test_where_numbers_need_the_whole_width_cells_stand_below_each_other() -> None:
+def test_if_numbers_need_the_whole_width_cells_are_below_each_other() -> None:
     assert lines_of([("e2e", "a-model-of-a-long-name", 1_234_567)], Page(24)) == [
         "metric: e2e",
         "system: a-model-…ng-name",

@@ -28,7 +28,7 @@ def other_disk(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
     conf.set("fs.defaultFS", before)
 
 
-def test_rows_are_counted_by_footers_whatever_lies_beside_them(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_are_counted_by_footers_next_to_other_files(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "rows")
     assert write_parquet(spark.range(0, 10, 1, 3), path) == 10
     (tmp_path / "rows" / "_SUCCESS").write_text("")
@@ -64,7 +64,7 @@ def test_a_step_is_computed_once_and_counted_on_the_way(spark: SparkSession, tmp
 
 
 @pytest.mark.parametrize("rows", [0, 3, FEW, FEW + 1])
-def test_values_that_are_asked_for_beforehand_are_the_same(spark: SparkSession, tmp_path: Path, rows: int) -> None:
+def test_values_that_are_requested_beforehand_are_the_same(spark: SparkSession, tmp_path: Path, rows: int) -> None:
     frame = spark.range(0, rows, 1, 3).select(F.when(F.col("id") != 1, F.col("id").cast("string")).alias("key"))
     found = []
     for in_memory, column in product((False, True), (None, "key")):

@@ -16,7 +16,7 @@ from untold.udfs.llm.usage import Prices
 PRICES = ("llm.price_per_million_prompt_tokens=2", "llm.price_per_million_completion_tokens=8")
 
 
-def test_a_stage_is_asked_as_it_says_and_lookups_by_calls() -> None:
+def test_a_stage_uses_its_backend_and_lookups_use_calls() -> None:
     settings = load(*SERVER, *PRICES, "llm.backend=batch", "stages.evaluate_coverage.backend=process").settings
     delivered = {name: backend_for(settings, name) for name in ("summarise_context", "evaluate_coverage", "embed_text")}
     assert delivered == {"summarise_context": "batch", "evaluate_coverage": "process", "embed_text": "process"}
@@ -25,7 +25,7 @@ def test_a_stage_is_asked_as_it_says_and_lookups_by_calls() -> None:
     assert prices_for(settings, "evaluate_coverage", "batch") == Prices(1.0, 4.0)
 
 
-def test_a_backend_changes_neither_keys_nor_what_an_output_is_of() -> None:
+def test_a_backend_changes_neither_keys_nor_the_identity_of_an_output() -> None:
     calls = load(*SERVER).settings
     batches = load(
         *SERVER, "llm.backend=batch", "batch.requests=10", "stages.classify_relation.backend=process"
@@ -46,9 +46,7 @@ def test_a_backend_changes_neither_keys_nor_what_an_output_is_of() -> None:
     ],
 )
 @pytest.mark.parametrize("key", ["llm.backend", "stages.evaluate_coverage.backend"])
-def test_what_takes_no_batches_is_refused_with_the_setting_that_asks_for_them(
-    overrides: list[str], told: str, key: str
-) -> None:
+def test_a_stage_without_batches_is_an_error_with_the_setting(overrides: list[str], told: str, key: str) -> None:
     (problem,) = problems(*overrides, f"{key}=batch")
     assert problem.startswith(key)
     assert problem.endswith(told)
@@ -56,7 +54,7 @@ def test_what_takes_no_batches_is_refused_with_the_setting_that_asks_for_them(
 
 @pytest.mark.parametrize("backend", ["process", "batch"])
 @pytest.mark.parametrize("spool", ["spool", "ray-job"])
-def test_a_stage_has_no_backend_of_its_own_beside_a_spool(spool: str, backend: str) -> None:
+def test_a_stage_has_no_own_backend_with_a_spool(spool: str, backend: str) -> None:
     given = (f"llm.backend={spool}", "ray.address=http://head:8265", f"stages.evaluate_coverage.backend={backend}")
     (problem,) = problems(*SERVER, *given)
     assert problem.startswith(f"stages.evaluate_coverage.backend={backend}")
@@ -85,7 +83,7 @@ def test_a_form_that_cannot_be_is_refused(overrides: list[str], told: str) -> No
     assert told in problem
 
 
-def test_the_form_of_batches_is_by_the_host_unless_it_is_said() -> None:
+def test_the_format_of_batches_depends_on_the_host_unless_it_is_set() -> None:
     def form_of(*overrides: str) -> tuple[str, str | None]:
         settings = load("llm.model=m", "llm.base_url=https://api.mistral.ai/v1", *overrides).settings
         calls = call_settings(settings, bind_stage("summarise_context", settings), str(settings.llm.base_url))
@@ -95,7 +93,7 @@ def test_the_form_of_batches_is_by_the_host_unless_it_is_said() -> None:
     assert form_of("batch.format=files", "batch.folder=/there") == ("files", "/there")
 
 
-def test_ray_starts_first_only_where_something_is_asked_by_calls() -> None:
+def test_ray_starts_first_only_if_a_stage_uses_calls() -> None:
     stages = ("summarise_context", "evaluate_coverage", "embed_text")
     batches = [f"stages.{name}.backend=batch" for name in stages[:2]]
     assert calls_endpoint(load(*SERVER).settings, stages)

@@ -69,7 +69,7 @@ def test_endpoint_choice(
         ),
     ],
 )
-def test_what_the_endpoint_lacks_is_one_line(
+def test_a_missing_setting_of_the_endpoint_is_one_line(
     overrides: Sequence[str], options: dict[str, Any], parts: Sequence[str]
 ) -> None:
     (line,) = problems(*overrides, **options)
@@ -112,7 +112,7 @@ def test_openai_base_url_moves_the_preset_and_needs_no_key(endpoint: str | None)
         ((), {"OPENAI_API_KEY": "k", "UNTOLD_LLM__BASE_URL": "https://h/v1"}, "openai", None),
     ],
 )
-def test_a_key_goes_only_where_it_was_named_for(
+def test_a_key_is_only_sent_to_its_endpoint(
     overrides: Sequence[str], environ: dict[str, str], endpoint: str | None, named: str | None
 ) -> None:
     resolved = load("llm.model=m", *overrides, environ=environ, endpoint=endpoint)
@@ -125,7 +125,7 @@ def test_a_preset_file_names_the_key_of_its_own_address(tmp_path: Path) -> None:
     assert load("llm.base_url=https://other/v1", endpoint=str(preset)).settings.llm.api_key_env is None
 
 
-def test_a_preset_whose_key_was_taken_away_says_so() -> None:
+def test_a_preset_without_its_key_is_an_error() -> None:
     (line,) = problems("llm.api_key_env=null", endpoint="openai", environ={"OPENAI_API_KEY": "k"})
     assert line.startswith("llm.api_key_env: not set, and the endpoint openai needs its key")
 
@@ -136,7 +136,7 @@ def test_base_url_setting_beats_openai_base_url_and_needs_no_key() -> None:
     assert load("llm.base_url=http://h/v1", endpoint="openai").settings.llm.model == "gpt-4.1-mini"
 
 
-def test_preset_file_of_ones_own(tmp_path: Path) -> None:
+def test_a_preset_file_of_the_user(tmp_path: Path) -> None:
     preset = write(
         tmp_path, "llm: {base_url: 'http://h/v1', model: m}\nstages.mine_questions.max_tokens: 5", "mine.yaml"
     )
@@ -145,7 +145,7 @@ def test_preset_file_of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["completion_store: x", "llm.endpoint: openai"])
-def test_preset_sets_the_llm_and_stages_alone(tmp_path: Path, text: str) -> None:
+def test_a_preset_only_sets_the_llm_and_stages(tmp_path: Path, text: str) -> None:
     preset = write(tmp_path, text, "mine.yaml")
     (line,) = problems(*SERVER, endpoint=str(preset))
     assert "a preset sets only llm.* and stages.*" in line
@@ -164,7 +164,7 @@ def test_openai_preset_has_its_prices() -> None:
     assert (llm.price_per_million_prompt_tokens, llm.price_per_million_completion_tokens) == (0.40, 1.60)
 
 
-def test_a_search_of_ones_own_gets_no_key_that_was_not_named_for_it() -> None:
+def test_a_search_service_of_the_user_gets_only_its_own_key() -> None:
     assert load(*SERVER).settings.search.api_key_env == "BRAVE_API_KEY"
     moved = load(*SERVER, "search.base_url=http://h/search")
     assert moved.settings.search.api_key_env is None
@@ -172,7 +172,7 @@ def test_a_search_of_ones_own_gets_no_key_that_was_not_named_for_it() -> None:
     assert named.settings.search.api_key_env == "MINE"
 
 
-def test_an_endpoint_for_embeddings_needs_a_model_and_where_cost_is_bounded_a_price() -> None:
+def test_an_endpoint_for_embeddings_needs_a_model_and_with_a_budget_a_price() -> None:
     assert problems(*SERVER, "embeddings.base_url=http://h/v1") == [
         "embeddings.model is not set, and embeddings.base_url has no model. Use --set embeddings.model=NAME"
     ]
@@ -183,6 +183,6 @@ def test_an_endpoint_for_embeddings_needs_a_model_and_where_cost_is_bounded_a_pr
 
 
 @pytest.mark.parametrize("name", ["model", "input", "encoding_format"])
-def test_a_request_for_embeddings_has_no_second_value_of_what_is_sent_anyway(name: str) -> None:
+def test_a_request_for_embeddings_has_no_duplicate_values(name: str) -> None:
     (line,) = problems(*SERVER, f"embeddings.extra_body.{name}=x")
     assert name in line

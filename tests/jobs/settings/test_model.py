@@ -39,7 +39,7 @@ def test_stage_overrides_decoding_and_null_is_not_unset() -> None:
     assert decoding_for(settings, "refine_questions").temperature == 0
 
 
-def test_what_is_set_for_all_stages_replaces_the_shipped_defaults_of_single_ones() -> None:
+def test_settings_for_all_stages_replace_the_shipped_defaults_of_single_stages() -> None:
     settings = load(*SERVER, "llm.max_tokens=300", "stages.mine_questions.max_tokens=500").settings
     limits = {name: decoding_for(settings, name).max_tokens for name in STAGE_NAMES}
     assert limits.pop("mine_questions") == 500
@@ -49,7 +49,7 @@ def test_what_is_set_for_all_stages_replaces_the_shipped_defaults_of_single_ones
 @pytest.mark.parametrize(
     ("stage", "tokens"), [("evaluate_coverage", 16_384), ("rate_relevance", 8_192), ("classify_relation", 4_096)]
 )
-def test_stages_that_write_much_may_write_more_unless_said_otherwise(stage: str, tokens: int) -> None:
+def test_stages_with_long_completions_have_a_higher_default_limit(stage: str, tokens: int) -> None:
     assert decoding_for(load(*SERVER).settings, stage).max_tokens == tokens
     assert decoding_for(load(*SERVER, f"stages.{stage}.max_tokens=7").settings, stage).max_tokens == 7
 
@@ -108,7 +108,7 @@ def test_merge_patch_is_idempotent(patch: dict[str, Any]) -> None:
         {"search": {"base_url": "http://h", "api_key_env": None, "requests_per_minute": None}},
     ],
 )
-def test_result_settings_leave_out_what_changes_no_result(update: dict[str, Any]) -> None:
+def test_result_settings_omit_settings_without_effect_on_results(update: dict[str, Any]) -> None:
     assert result_settings(Settings.model_validate(update)) == result_settings(Settings())
 
 
@@ -134,7 +134,7 @@ def test_result_settings_leave_out_what_changes_no_result(update: dict[str, Any]
         {"grounding": {"verifier": "folder"}},
     ],
 )
-def test_result_settings_hold_what_changes_results(update: dict[str, Any]) -> None:
+def test_result_settings_contain_all_settings_that_change_results(update: dict[str, Any]) -> None:
     changed = result_settings(Settings.model_validate(update))
     assert changed != result_settings(Settings())
     assert json.loads(json.dumps(changed)) == changed
@@ -156,7 +156,7 @@ def test_result_settings_of_some_stages() -> None:
         ({"source": None}, "contexts"),
     ],
 )
-def test_a_named_index_is_looked_in_unless_said_otherwise(given: dict[str, Any], source: str) -> None:
+def test_a_named_index_is_the_default_source(given: dict[str, Any], source: str) -> None:
     settings = Settings.model_validate({"knowledge": given})
     assert (settings.knowledge.source, result_settings(settings)["knowledge"]["source"]) == (source, source)
 

@@ -61,7 +61,9 @@ def test_a_section_is_set_by_every_layer(bring: Bring, tmp_path: Path) -> None:
         ("toy=4", "mapping"),
     ],
 )
-def test_what_is_wrong_with_a_section_is_told_as_of_our_own(bring: Bring, override: str, told: str) -> None:
+def test_an_error_in_a_section_looks_like_an_error_in_a_built_in_section(
+    bring: Bring, override: str, told: str
+) -> None:
     bring(("words", "toy", ToySettings))
     with pytest.raises(SettingsError, match=told):
         load(*SERVER, override)
@@ -75,7 +77,7 @@ def test_a_section_is_listed_and_its_variables_are_known(bring: Bring) -> None:
     assert unknown_variables({"UNTOLD_TOY__LETTERS": "1"}) == []
 
 
-def test_a_section_is_part_of_what_an_output_is_of(bring: Bring) -> None:
+def test_a_section_is_part_of_the_identity_of_an_output(bring: Bring) -> None:
     bring(("words", "toy", ToySettings))
     (one, two) = (result_settings(load(*SERVER, f"toy.letters={value}").settings, []) for value in (1, 2))
     assert (one.pop("toy"), two.pop("toy"), one == two) == ({"letters": 1}, {"letters": 2}, True)

@@ -71,7 +71,7 @@ def test_a_profile_that_does_not_ship_is_refused() -> None:
     assert problems(*SERVER, "profile=paper") == ["profile=paper (--set): must be published or null"]
 
 
-def test_a_run_says_what_of_it_is_not_as_in_the_papers(tmp_path: Path) -> None:
+def test_a_run_reports_its_differences_from_the_papers(tmp_path: Path) -> None:
     assert explained(load(*SERVER, PROFILE).settings, *METRICS) == "none of its settings"
     changed = (PROFILE, "llm.temperature=0.7", "thresholds.relevance=4", "longrecall.cosine=null")
     settings = load(*SERVER, *changed).settings
@@ -80,7 +80,7 @@ def test_a_run_says_what_of_it_is_not_as_in_the_papers(tmp_path: Path) -> None:
     assert explained(settings, "longrecall") == "llm.temperature=0.7 (was 0); longrecall.cosine=null (was 0.6)"
 
 
-def test_it_says_what_differs_for_one_stage(tmp_path: Path) -> None:
+def test_it_reports_the_difference_of_one_stage(tmp_path: Path) -> None:
     write(tmp_path, "{{ query }}{{ text }}", "summarise_context.jinja")
     changed = ("stages.evaluate_coverage.temperature=1", "stages.evaluate_coverage.prompt_set=untold")
     settings = load(*SERVER, PROFILE, *changed, f"prompts_dir={tmp_path}").settings
@@ -92,18 +92,18 @@ def test_it_says_what_differs_for_one_stage(tmp_path: Path) -> None:
     assert explained(load(*SERVER, PROFILE, *changed).settings, "qa") == "none of its settings"
 
 
-def test_prompts_chosen_anew_are_told_once() -> None:
+def test_changed_prompts_are_reported_once() -> None:
     assert (
         explained(load(*SERVER, PROFILE, "prompt_set=untold").settings, *METRICS)
         == 'prompt_set="untold" (was "published")'
     )
 
 
-def test_without_a_profile_nothing_is_said() -> None:
+def test_without_a_profile_there_is_no_message() -> None:
     assert told(load(*SERVER).settings, *METRICS) == []
 
 
-def test_a_profile_is_no_setting_of_its_own_to_an_output() -> None:
+def test_a_profile_is_not_part_of_the_identity_of_an_output() -> None:
     spelt = (
         *("prompt_set=published", "importance.duplicates=distance", "longrecall.cosine=0.6"),
         *("importance.claims=window", "importance.evidence_chunks=null"),

@@ -240,7 +240,7 @@ def test_unknown_key_is_an_error_with_the_nearest(key: str, nearest: str) -> Non
         ("budget.max_calls=[1", "an integer >= 0 or null"),
     ],
 )
-def test_wrong_value_is_an_error_that_says_what_is_allowed(override: str, allowed: str) -> None:
+def test_a_wrong_value_is_an_error_with_the_allowed_values(override: str, allowed: str) -> None:
     (line,) = problems(*SERVER, override)
     assert override.startswith(re.split("[= ]", line)[0])
     assert "(--set)" in line
@@ -315,7 +315,7 @@ TOO_LARGE = {
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
-def test_what_is_too_large_for_settings_is_one_line(tmp_path: Path, name: str) -> None:
+def test_too_large_settings_are_one_line(tmp_path: Path, name: str) -> None:
     text, part = TOO_LARGE[name]
     config = write(tmp_path, text)
     (line,) = problems(*SERVER, config=config)
@@ -378,7 +378,7 @@ def test_api_key_as_name_of_its_variable_is_refused_by_name() -> None:
     assert line == "llm.api_key_env (--set): must be the name of an environment variable, not the key itself"
 
 
-def test_a_key_among_the_options_of_storage_is_asked_for_by_its_variable() -> None:
+def test_a_key_in_the_options_of_storage_must_be_a_variable() -> None:
     (line,) = problems(*SERVER, "storage.options.s3.secret_key=abc")
     assert line == (
         "storage.options (--set): must be without secret_key: give secret_key_env, the name of an environment variable"
@@ -396,7 +396,7 @@ def test_every_setting_is_described() -> None:
     ]
 
 
-def test_an_advanced_setting_is_a_field_and_stands_apart() -> None:
+def test_an_advanced_setting_is_a_field_and_is_listed_separately() -> None:
     usual, advanced = describe(advanced=False), describe(advanced=True)
     assert sorted(usual + advanced) == sorted(describe())
     keys = [key for key, *_ in advanced]
@@ -415,7 +415,7 @@ KEYS = (*known_settings(), "llm", "stages", "spark.conf.a.b", "llm.extra_body.a.
 
 @pytest.mark.gate
 @given(st.sampled_from(KEYS), words)
-def test_any_override_is_taken_or_refused(key: str, text: str) -> None:
+def test_any_override_is_accepted_or_refused(key: str, text: str) -> None:
     try:
         settings = load(*SERVER, f"{key}={text}").settings
     except SettingsError:

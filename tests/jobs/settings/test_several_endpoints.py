@@ -54,13 +54,13 @@ def test_endpoints_change_no_key_of_a_request() -> None:
     assert len(digests) == 1
 
 
-def test_a_model_that_a_stage_has_of_its_own_goes_by_its_name() -> None:
+def test_the_model_of_a_stage_is_identified_by_its_name() -> None:
     settings = settings_of(endpoints({"base_url": A, "model": "x"}), "stages.evaluate_coverage.model=strong")
     assert calls_of(settings).endpoints[0].model is None
     assert calls_of(settings, "summarise_context").endpoints[0].model == "x"
 
 
-def test_prices_that_a_stage_has_of_its_own_hold_at_each_endpoint() -> None:
+def test_prices_of_a_stage_apply_to_each_endpoint() -> None:
     own = {"base_url": B, "price_per_million_prompt_tokens": 9}
     stage = "stages.summarise_context.price_per_million"
     given = [f"{stage}_prompt_tokens=0.5", f"{stage}_completion_tokens=null"]
@@ -72,12 +72,12 @@ def test_prices_that_a_stage_has_of_its_own_hold_at_each_endpoint() -> None:
     assert price(settings, bind_stage("summarise_context", settings), used).cost == 1.0
 
 
-def test_two_accounts_of_one_address_are_told_apart() -> None:
+def test_two_accounts_of_one_address_are_distinct() -> None:
     each = calls_of(settings_of(endpoints({"base_url": A, "api_key_env": "ONE"}, {"base_url": A}))).endpoints
     assert [one.label for one in each] == [f"{A} (ONE)", A]
 
 
-def test_routes_of_a_gateway_are_told_apart_by_what_is_sent_beside() -> None:
+def test_routes_of_a_gateway_are_distinguished_by_extra_fields() -> None:
     routes = [{"base_url": A, "extra_headers": {"X-Route": route}} for route in ("hush1", "hush2")]
     each = calls_of(settings_of(endpoints(*routes, {"base_url": A, "extra_query": {"api-version": "1"}}))).endpoints
     assert [one.label for one in each] == [f"{A} (number 1)", f"{A} (number 2)", f"{A} (number 3)"]
@@ -118,7 +118,7 @@ def test_headers_and_parameters_are_never_shown() -> None:
     assert "hush" not in json.dumps(shown(settings_of(endpoints(own), *given)))
 
 
-def test_a_null_takes_a_header_away() -> None:
+def test_a_null_removes_a_header() -> None:
     settings = settings_of(
         f"llm.base_url={A}", "llm.extra_headers={X-Id: 7, X-Other: 8}", "llm.extra_headers.X-Id=null"
     )
@@ -145,7 +145,7 @@ def test_a_worker_has_the_endpoints_of_a_job_and_may_have_others() -> None:
     assert (alone.base_url, alone.endpoints) == ("http://c.test/v1", ())
 
 
-def test_a_spool_holds_no_secret_of_a_header(tmp_path: Any) -> None:
+def test_a_spool_contains_no_secret_of_a_header(tmp_path: Any) -> None:
     job = Spool(str(tmp_path)).job("a-job")
     own = {"base_url": A, "extra_headers": {"api-key": "a-word"}}
     with pytest.raises(SpoolError, match="a header or a parameter"):

@@ -55,7 +55,7 @@ def units_of(labels: list[str], **columns: list[Any]) -> LabelledUnits:
     return LabelledUnits("input", pa.table({"sample_id": ids, "label": labels, **columns}), ("sample_id",))
 
 
-def test_every_label_and_score_earns_what_it_matches() -> None:
+def test_every_label_and_score_counts_its_matches() -> None:
     cases = [(label, score) for label in LABELS for score in VALUES]
     labels = label_codes(units_of([label for label, _ in cases]))
     earned = label_points(*arrays([score for _, score in cases]), labels)
@@ -67,7 +67,7 @@ def test_every_label_and_score_earns_what_it_matches() -> None:
         assert not excluded.any()
 
 
-def test_a_failed_score_matches_nothing_is_left_out_or_is_zero_as_published() -> None:
+def test_a_failed_score_matches_nothing_is_omitted_or_is_zero_as_published() -> None:
     earned = label_points(*arrays([FAILED]), np.array([0]))
     found = {convention: (int(points[0]), int(left[0])) for (_, convention), (points, left) in earned.items()}
     assert found == {"mismatch": (0, 0), "zero": (-1, 1), "published": (1, 0)}
@@ -154,7 +154,7 @@ def test_strict_and_lax_points_of_hand_computed_groups(
     assert len(earned) == 9
 
 
-def test_a_failed_context_is_left_out_under_zero_alone() -> None:
+def test_a_failed_context_is_only_omitted_under_zero() -> None:
     earned = conflictbank({(7, "default"): of_sets(0.5, FAILED, 0.0, 0.0, 0.0)})
     check(earned, "default", "mismatch", (4, 5), (0, 3))
     check(earned, "default", "zero", (4, 4), (0, 0))
@@ -173,7 +173,7 @@ def test_a_failed_context_is_left_out_under_zero_alone() -> None:
         ("default", of_sets(None, None, None, None, None), (0, 1), (0, 0)),
     ],
 )
-def test_a_source_that_states_nothing_is_left_out_and_counted(
+def test_a_source_without_statements_is_omitted_and_counted(
     claim: str, shares: Scores, strict: tuple[int, int], lax: tuple[int, int]
 ) -> None:
     earned = by_source({(7, claim): shares, (8, claim): of_sets(0.5, 1.0, 0.0, 0.0, 0.0)})
@@ -228,7 +228,7 @@ def strict_and_lax(claim: str, scores: Scores) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("count", [conflictbank, by_source])
-def test_points_of_random_groups_are_those_of_the_formula(count: Any) -> None:
+def test_points_of_random_groups_equal_the_formula(count: Any) -> None:
     draw = random.Random(5)
     values = VALUES if count is conflictbank else VALUES[:-1]
     claims = ("default", "counterfactual")
@@ -321,7 +321,7 @@ def test_baselines_are_of_the_constant_label_and_of_the_words() -> None:
     }
 
 
-def test_baselines_stand_beside_every_metric_that_a_model_has() -> None:
+def test_baselines_are_next_to_every_metric_of_a_model() -> None:
     one, baseline = ({**Interval(value, None, None).columns(), "n": 20, "excluded": 0} for value in (0.5, 0.75))
     found: dict[agreement.Key, agreement.Values] = {(None, None, "zero", "baseline_constant"): baseline}
     judged = (("a", "e2e", "zero", "lmr"), ("b", "qa", "zero", "lmr"), ("b", "qa", "zero", "kappa"))
@@ -344,7 +344,7 @@ PUBLISHED_RATES = {
 
 
 @pytest.mark.parametrize(("metric", "published"), [("qa", 0.009), ("e2e", 0.044)])
-def test_the_spread_over_models_is_the_published_one(metric: str, published: float) -> None:
+def test_the_spread_over_models_equals_the_published_value(metric: str, published: float) -> None:
     counts = [
         {"dataset": dataset, "metric": metric, "model": f"m{model}", "convention": "published", "measure": "lmr"}
         | {"scale": 1000, "points": round(1000 * rate), "size": 1, "count": 1, "excluded": 0}

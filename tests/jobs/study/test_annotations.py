@@ -165,7 +165,7 @@ def test_a_sheet_has_the_labelled_samples_with_a_result_of_every_metric(whole: P
         assert row["score"] == ("" if number == 0 else "0.5")
 
 
-def test_a_sheet_shows_what_the_key_shows_and_no_metric(whole: Path) -> None:
+def test_a_sheet_has_the_items_of_the_key_without_the_metric(whole: Path) -> None:
     header, *rows = read_rows("a.csv", (whole / FILES[1]).read_bytes())
     assert header == ["item", "method", "query", "response", "contexts", "covered", "uncovered", "errors"]
     assert all(row[-1] == "" for row in rows)
@@ -175,7 +175,7 @@ def test_a_sheet_shows_what_the_key_shows_and_no_metric(whole: Path) -> None:
     assert not {*METRICS, *(f"s{number}" for number in range(COUNT))} & {cell for row in rows for cell in row}
 
 
-def test_statements_look_alike_whoever_made_them(whole: Path) -> None:
+def test_statements_of_all_metrics_look_the_same(whole: Path) -> None:
     for row in records(whole / FILES[0]):
         if row["sample_id"] == "s0":
             expected = ("", "")
@@ -203,7 +203,7 @@ def test_the_workbook_is_the_sheet_without_formulas(whole: Path) -> None:
 
 
 @pytest.mark.gate
-def test_each_metric_may_be_of_a_run_of_its_own(run: str, tmp_path: Path) -> None:
+def test_each_metric_can_have_its_own_run(run: str, tmp_path: Path) -> None:
     runs = {metric: str(shutil.copytree(run, tmp_path / metric)) for metric in METRICS}
     for place, given in (("one", run), ("each", runs)):
         write_sheet(given, METRICS, COUNT, 7, str(tmp_path / place), restate)
@@ -212,7 +212,7 @@ def test_each_metric_may_be_of_a_run_of_its_own(run: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.gate
-def test_the_same_seed_gives_the_same_bytes_whatever_the_files(whole: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes_for_any_files(whole: Path, tmp_path: Path) -> None:
     rows = {"samples": sample_rows(), "scores": score_rows(), "statements": statement_rows(), "atoms": atom_rows()}
     run = write_run(tmp_path / "run", files=4, **{name: found[::-1] for name, found in rows.items()})
     write_sheet(run, METRICS[::-1], COUNT, 7, str(tmp_path / "out"), restate)
@@ -247,7 +247,7 @@ def test_a_sheet_that_is_there_is_never_overwritten(run: str, tmp_path: Path) ->
 
 
 @pytest.mark.gate
-def test_nothing_is_written_where_statements_cannot_be_restated(run: str, tmp_path: Path) -> None:
+def test_no_file_is_written_if_statements_cannot_be_restated(run: str, tmp_path: Path) -> None:
     with pytest.raises(AnnotationError, match=r"2 of 3 Q&A statements could not be restated \(timeout 2\)"):
         write_sheet(run, METRICS, COUNT, 7, str(tmp_path), refuse)
     assert not list(tmp_path.iterdir())
@@ -272,7 +272,7 @@ def test_a_sheet_compares_two_or_three_metrics(run: str, tmp_path: Path, metrics
         write_sheet(run, metrics, 1, 7, str(tmp_path), never)
 
 
-def test_scores_alone_have_no_sheet(tmp_path: Path) -> None:
+def test_scores_without_statements_have_no_sheet(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     (tmp_path / "statements" / "part-0.parquet").unlink()
     with pytest.raises(UnreadableRunError, match="no table 'statements'"):
@@ -322,7 +322,7 @@ def test_a_filled_sheet_is_reported(
     assert found["all", "agreement"]["value"] == pytest.approx(sum(agreed) / len(agreed))
 
 
-def test_a_report_again_is_the_same_and_leaves_a_manifest_alone(whole: Path, tmp_path: Path) -> None:
+def test_a_repeated_report_is_the_same_and_keeps_the_manifest(whole: Path, tmp_path: Path) -> None:
     filled, output = tmp_path / "filled.csv", tmp_path / "study"
     fill(whole, filled)
     output.mkdir()

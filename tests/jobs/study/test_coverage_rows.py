@@ -91,7 +91,7 @@ def test_correlations_are_scipys_by_sample_and_by_query() -> None:
     assert {row["level"] for row in evaluation_rows([], NO_LABELS, clustered=True, seed=0)} == {"item"}
 
 
-def test_samples_without_labels_or_verdicts_are_left_out_and_counted() -> None:
+def test_samples_without_labels_or_verdicts_are_omitted_and_counted() -> None:
     people = [person(0, 0.5), person(1, 0.25), person(2, 1.0), person(3, None), person(4, 0.5)]
     people[3]["labelled"] = 0
     judged = [
@@ -161,7 +161,7 @@ def test_labels_are_counted_with_their_kappa() -> None:
     ]
 
 
-def test_the_report_says_what_the_rows_say() -> None:
+def test_the_report_has_the_values_of_the_rows() -> None:
     people, _, baselines = draw_study(30)
     labels = ItemLabels(120, 100, 5, 0.5, 0.4, 90)
     judged = [judgement(None) for _ in people]

@@ -58,7 +58,7 @@ def test_prompts_that_are_the_same_are_not_compared(metrics: tuple[str, ...]) ->
         check_prompts([PAIR], metrics)
 
 
-def test_a_stages_own_prompts_leave_nothing_to_compare() -> None:
+def test_the_prompts_of_a_stage_leave_nothing_to_compare() -> None:
     own = {"evaluate_coverage": {"prompt_set": "untold"}}
     pair = (judge("published", stages=own), judge("untold", stages=own))
     with pytest.raises(MetaEvaluationError, match="prompts_dir or stages"):

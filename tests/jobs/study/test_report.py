@@ -18,7 +18,7 @@ def lmr_row(metric: str, model: str, convention: str, value: float | None) -> di
 
 @pytest.mark.gate
 @pytest.mark.parametrize(("form", "head"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
-def test_the_figure_is_drawn_of_what_there_is(form: str, head: bytes) -> None:
+def test_the_figure_shows_the_existing_values(form: str, head: bytes) -> None:
     rows = [lmr_row("qa", "m", convention, value) for convention, value in (("mismatch", None), ("zero", 0.5))]
     assert draw(rows, form=form).startswith(head)
     assert draw(rows, form=form) == draw(rows, form=form)
@@ -32,7 +32,7 @@ def test_the_figure_marks_published_values_under_their_convention() -> None:
     assert b">published<" not in other
 
 
-def test_a_form_that_is_no_picture_is_refused() -> None:
+def test_an_unknown_picture_format_is_refused() -> None:
     with pytest.raises(ValueError, match="no picture of form 'pdf'; there are svg, png"):
         draw([], form="pdf")
 
@@ -72,7 +72,7 @@ def test_published_means_are_consistent() -> None:
         assert average == pytest.approx((mean + figures["wikicontradict", *owner, "lmr"]) / 2, abs=0.0011)
 
 
-def test_published_figures_stand_next_to_ours() -> None:
+def test_published_figures_are_next_to_ours() -> None:
     row = lmr_row("e2e", "openai/gpt-oss-120b", "published", 0.5) | {"excluded": 0, "published": 0.7558}
     report = render([row], [], {}, {}, clustered=False)
     assert "| wikicontradict | e2e | gpt-oss-120b | lmr | 0.500 | 0.7558 [0.731, 0.779] |" in report
@@ -84,7 +84,7 @@ def test_published_figures_stand_next_to_ours() -> None:
     assert "| eli5 | e2e | Qwen2.5-72B-Instruct | mean | - | 0.739 |" in together
 
 
-def test_every_cell_of_the_report_stands_under_its_heading() -> None:
+def test_every_cell_of_the_report_is_under_its_heading() -> None:
     shared = {"excluded": 3, "published": None}
     rows = [lmr_row("e2e", "m", "zero", 0.5) | shared, lmr_row("e2e", "m", "zero", 0.25) | shared]
     rows[1]["measure"] = "baseline_constant"

@@ -39,7 +39,7 @@ def labelled(claims: Claims, units: int = 0) -> LabelledUnits:
 
 @examples(30)
 @given(CLAIMS)
-def test_measures_are_those_of_the_claims_one_by_one(claims: Claims) -> None:
+def test_measures_equal_the_counts_of_single_claims(claims: Claims) -> None:
     names = [name for name in VERDICTS if name in {label for label, _ in claims}]
     known = [(label, verdict) for label, verdict in claims if verdict is not None]
     if "contradicted" not in names:
@@ -65,7 +65,7 @@ def test_measures_are_those_of_the_claims_one_by_one(claims: Claims) -> None:
         assert found["kappa"] == pytest.approx(float(cohens_kappa(table, return_results=False)))
 
 
-def test_whole_units_have_wider_intervals_where_their_claims_are_alike() -> None:
+def test_whole_units_with_similar_claims_have_wider_intervals() -> None:
     said = [("supported", "supported"), ("not_supported", "supported"), ("not_supported", "not_supported")]
     claims = [said[n % 3] for n in range(60)]
     one_by_one = agreement_of(claims)["accuracy"]

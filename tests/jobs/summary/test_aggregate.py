@@ -76,14 +76,14 @@ def test_one_row_a_metric_and_one_a_system(scores: Scores) -> None:
     ]
 
 
-def test_not_a_number_is_no_score(scores: Scores) -> None:
+def test_not_a_number_is_not_a_score(scores: Scores) -> None:
     """The statistics of a Parquet file omit NaN, and the file has no null."""
     run = scores([ok(0.5), ok(math.nan), ok(1.0)])
     scored = score_counts.connect_scores([run], None).sql("select count(*), sum(score) from judged where score >= 0")
     assert scored.fetchall() == [(2, 1.5)]
 
 
-def test_every_status_is_counted_where_the_contract_says(scores: Scores) -> None:
+def test_every_status_is_counted_as_in_the_contract(scores: Scores) -> None:
     partial = ("e2e", "a", 0.5, 0.25, 0.75, "partial")
     rows = [ok(1.0), ok(0.0), partial, undefined(), undefined(), failed(), failed("budget")]
     row = only(summarise(scores(rows), seed=0), "a")
@@ -95,7 +95,7 @@ def test_every_status_is_counted_where_the_contract_says(scores: Scores) -> None
     }
 
 
-def test_mean_is_over_scored_rows_and_bounds_over_failed_ones_too(scores: Scores) -> None:
+def test_the_mean_covers_scored_rows_and_the_bounds_also_cover_failed_rows(scores: Scores) -> None:
     partial = ("e2e", "a", 0.5, 0.25, 0.75, "partial")
     rows = [ok(1.0), partial, undefined(), failed(), failed("budget")]
     row = only(summarise(scores(rows), seed=0), "a")
@@ -158,7 +158,7 @@ def test_the_rows_have_the_columns_of_the_table(scores: Scores) -> None:
     assert list(overall) == SUMMARY.names
 
 
-def test_a_response_that_states_nothing_counts_as_0_where_there_was_something_to_state(scores: Scores) -> None:
+def test_a_response_without_statements_counts_as_0_if_the_contexts_have_statements(scores: Scores) -> None:
     silent, pointless = (*undefined(), 0, 4), (*undefined(), 0, 0)
     rows = [(*ok(1.0), 3, 0), (*ok(0.5), 1, 1), silent, silent, pointless, undefined(), failed()]
     row = only(summarise(scores(rows), seed=3), "a")
@@ -176,8 +176,8 @@ def test_nothing_to_state_has_no_answer_rate(scores: Scores) -> None:
     assert [row[name] for name in ("answer_rate", "answer_ci_low", "answer_ci_high", "mean_zero")] == [None] * 4
 
 
-def test_a_measure_counts_as_0_where_there_are_facts_and_no_claims(run_of: Callable[..., RunTables]) -> None:
-    # By sample: claims, facts, precision, contradiction rate
+def test_a_measure_counts_as_0_with_facts_and_without_claims(run_of: Callable[..., RunTables]) -> None:
+    # The claims, facts, precision and contradiction rate of each sample
     samples: list[tuple[float | None, int | None, float | None, float | None]] = [
         (2.0, 3, 0.5, 0.5),
         (0.0, 3, None, None),

@@ -200,7 +200,7 @@ def test_new_samples_of_the_candidate_change_nothing() -> None:
     assert drop_of(base, [*base, *(Scored(n, 1.0) for n in range(40, 900))]) == drop_of(base, base)
 
 
-def test_a_response_that_states_nothing_does_not_pass_without_zeros() -> None:
+def test_a_response_without_statements_does_not_pass_without_zeros() -> None:
     base = scores([0.5] * 20)
     silent = [replace(one, score=None, status="no_statements") if one.question < 10 else one for one in base]
     drop = drop_of(base, silent)
@@ -231,7 +231,7 @@ def test_several_systems_are_compared_by_name_and_a_lost_system_does_not_pass() 
         gate_of(scores([0.5] * 3, system="b"), [*scores([0.5] * 3), *scores([0.5] * 3, system="c")])
 
 
-def test_a_metric_that_one_run_lacks_is_an_error() -> None:
+def test_a_metric_missing_in_one_run_is_an_error() -> None:
     base = [*scores([0.5] * 3), *scores([0.5] * 3, metric="nli")]
     candidate = scores([0.5] * 3)
     with pytest.raises(CompareError, match=r"candidate has no scores of metric nli\. Score it, or .* --metric qa"):

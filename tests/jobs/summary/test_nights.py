@@ -84,7 +84,7 @@ def test_a_file_has_all_dates_on_an_object_store_too(object_store: ObjectStore) 
     assert found["breaks"] == [{"date": "2026-11-21", "before": "2026-11-20", "differs": ["another model or template"]}]
 
 
-def test_a_row_says_what_a_date_found_and_took() -> None:
+def test_a_row_has_the_figures_and_the_cost_of_a_date() -> None:
     row = row_of("2026-11-20", night())
     assert (row["samples"], row["calls"], row["tokens"], row["cost"], row["seconds"]) == (4, 12, 120, 0.5, 600.0)
     assert row["summary"] == SUMMARY
@@ -121,7 +121,7 @@ def test_figures_stay_comparable(after: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("differs", "after"), OTHER.items(), ids=OTHER)
-def test_figures_break_where_what_they_are_made_by_changed(differs: str, after: dict[str, Any]) -> None:
+def test_a_changed_judge_interrupts_the_figures(differs: str, after: dict[str, Any]) -> None:
     nights = {"2026-11-19": night(), "2026-11-20": night(), "2026-11-21": after, "2026-11-22": after}
     (found,) = breaks_of(nights)
     assert found == {"date": "2026-11-21", "before": "2026-11-20", "differs": [differs]}

@@ -56,7 +56,7 @@ def lines_of(folder: Path, scores: list[Row], failures: list[Row] | None = None,
     return end_of_run(open_run(folder), summary, {"statuses": statuses}, Page(), embedded=False)
 
 
-def test_items_of_the_prompts_examples_are_told(tmp_path: Path) -> None:
+def test_items_from_the_examples_of_prompts_are_reported(tmp_path: Path) -> None:
     usage = [{"stage": "extract_facts", "leaked_example": 3}, {"stage": "check_coverage", "leaked_example": 0}]
     usage.append({"stage": "extract_claims", "leaked_example": 1})
 
@@ -83,7 +83,7 @@ def test_conflicts_by_the_judge_of_the_package_are_not_shown(tmp_path: Path, mod
     assert ("judge of the package" in below) != shown
 
 
-def test_audits_of_filters_are_told_with_their_intervals(tmp_path: Path) -> None:
+def test_audits_of_filters_are_reported_with_their_intervals(tmp_path: Path) -> None:
     audit = {"metric": "nli", "n": 5, "defined": 2400, "mean": 0.125, "ci_low": 0.1, "ci_high": 0.15}
     lines = lines_of(tmp_path / "out", [scored("a", 1.0)], audits=[{**audit, "measure": "miss_rate"}])
     place = lines.index("audits of filters")
@@ -121,7 +121,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     ]
 
 
-def test_intervals_are_drawn_where_the_terminal_is_wide() -> None:
+def test_intervals_are_drawn_if_the_terminal_is_wide() -> None:
     rows = [
         summarised(None),
         summarised("a", mean=None, ci_low=None, ci_high=None),
@@ -138,7 +138,7 @@ def test_intervals_are_drawn_where_the_terminal_is_wide() -> None:
     assert plain[1].endswith(" " * 10 + "|---------o---------|")
 
 
-def test_samples_that_were_not_asked_have_not_failed(tmp_path: Path) -> None:
+def test_unsent_samples_have_not_failed(tmp_path: Path) -> None:
     lines = lines_of(
         tmp_path, [scored("s", 1.0), scored("t", None, "budget"), scored("u", None, "budget", system=None)]
     )

@@ -417,7 +417,7 @@ def test_an_address_of_a_database_is_one_line(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_run_of_wandb_has_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for the package."""
+    """Test with a test double for the package."""
     known: dict[str, Any] = {}
 
     class Logged:

@@ -77,7 +77,7 @@ def told(found: Trend) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.gate
-def test_a_system_that_falls_is_told_from_a_judge_that_moves(tmp_path: Path) -> None:
+def test_a_worse_system_is_distinguished_from_a_changed_judge(tmp_path: Path) -> None:
     def level(day: int) -> dict[str, float]:
         judge = -0.1 if day >= 5 else 0
         return {"a": 0.7 + judge, "b": 0.6 + judge - (0.2 if day >= 9 else 0), "judge": 0.5 + judge}
@@ -100,7 +100,7 @@ def test_a_system_that_falls_is_told_from_a_judge_that_moves(tmp_path: Path) -> 
 
 
 @pytest.mark.gate
-def test_a_fall_is_told_apart_from_the_judges_own_of_the_same_date(tmp_path: Path) -> None:
+def test_a_fall_is_distinguished_from_a_fall_of_the_judge_on_the_same_date(tmp_path: Path) -> None:
     def level(day: int) -> dict[str, float]:
         return {"a": 0.7, "judge": 0.5} if day < 4 else {"a": 0.4, "judge": 0.4}
 
@@ -118,7 +118,7 @@ def test_without_a_sentinel_a_change_has_no_cause(tmp_path: Path) -> None:
 
 
 @pytest.mark.gate
-def test_who_answers_less_or_fails_more_is_told_beside_the_means(tmp_path: Path) -> None:
+def test_fewer_answers_and_more_failures_are_reported_with_the_means(tmp_path: Path) -> None:
     whole, silent, failed = ([0.6] * 6 + [one] * 10 for one in (0.6, "no_statements", "failed"))
     runs = [
         write_night(tmp_path, day, {"a": silent if day >= 4 else whole, "b": failed if day >= 4 else whole})
@@ -160,7 +160,7 @@ def test_dates_that_a_break_parts_are_not_compared(tmp_path: Path) -> None:
     assert [line.get_xdata() for line in panel.lines if line.get_linestyle() == ":"] == [[1.5, 1.5]]
 
 
-def test_a_sentinel_with_other_answers_begins_anew(tmp_path: Path) -> None:
+def test_a_sentinel_with_other_answers_starts_again(tmp_path: Path) -> None:
     runs = [write_night(tmp_path, day, {"a": [0.5, 0.75] * 8}) for day in (1, 2)]
     write_sentinel(runs[0], [0.9] * QUERIES)
     write_sentinel(runs[1], [0.2] * QUERIES, content="another")
@@ -224,7 +224,7 @@ def test_weeks_begin_on_monday_and_at_breaks(tmp_path: Path) -> None:
 
 
 @pytest.mark.gate
-def test_nothing_is_found_where_nothing_changed(tmp_path: Path) -> None:
+def test_nothing_is_found_without_a_change(tmp_path: Path) -> None:
     """Thirty metrics without a change have hardly any false findings. Each metric is a separate family of tests."""
     random = np.random.default_rng(5)
     names = [f"m{number:02d}" for number in range(30)]

@@ -21,7 +21,7 @@ def _sync_or_stop(descriptor: int) -> None:
         except FileExistsError:
             pass
         else:
-            # Longer than any test waits for what comes next
+            # This is longer than the timeout of any test
             sleep(3600)
     _sync(descriptor)
 

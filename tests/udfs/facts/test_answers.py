@@ -70,7 +70,7 @@ def test_one_text_answers_two_questions_as_two_nodes() -> None:
     assert [(atom["question"], atom["node"]) for atom in row["atoms"]] == [("Where?", 0), ("When?", 1)]
 
 
-def test_a_passage_whose_own_confidence_is_too_low_is_no_source() -> None:
+def test_a_passage_with_low_confidence_is_not_a_source() -> None:
     row = gather(passage(0, [("Lyon", 1.9)]), passage(1, [("Lyon", 2.0)]), passage(None, [("Lyon", 1.0)]))
     node = answer(row, "Lyon")
     assert ([source["id"] for source in node["sources"]], node["origin"]) == (["c1"], "context")
@@ -104,7 +104,7 @@ def test_each_pair_is_compared_once_in_code_point_order() -> None:
         max_size=8,
     )
 )
-def test_pairs_are_those_of_one_question_and_never_of_the_response_alone(nodes: list[tuple[str, str, bool]]) -> None:
+def test_pairs_have_one_question_and_at_least_one_context(nodes: list[tuple[str, str, bool]]) -> None:
     wanted = {
         frozenset((first, second))
         for first, second in combinations(range(len(nodes)), 2)
@@ -135,7 +135,7 @@ def test_a_sample_of_many_answers_comes_in_bounded_batches() -> None:
         ("Lyon", "Turin", None),
     ],
 )
-def test_plain_quantities_need_no_model_where_they_are_resolved(first: str, second: str, settled: str | None) -> None:
+def test_plain_quantities_need_no_model_with_the_tool(first: str, second: str, settled: str | None) -> None:
     (row,) = pairs([("How much?", first, True), ("How much?", second, False)], resolve=True)
     assert row["settled"] == settled
     (unresolved,) = pairs([("How much?", first, True), ("How much?", second, False)])

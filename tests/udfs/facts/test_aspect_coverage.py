@@ -62,7 +62,7 @@ def test_icat_is_a_number_for_any_beta(fact: float, coverage: float, beta: float
 
 
 @given(st.integers(0, 4), st.integers(0, 4), st.integers(0, 3), st.integers(0, 4), st.integers(0, 4), BETAS)
-def test_bounds_hold_however_unjudged_claims_come_out(
+def test_bounds_hold_for_all_results_of_unjudged_claims(
     grounded: int, others: int, unjudged: int, covered: int, uncovered: int, beta: float
 ) -> None:
     claims, aspects = grounded + others + unjudged, covered + uncovered
@@ -136,7 +136,7 @@ def test_a_sample_without_claims_has_coverage_and_no_score() -> None:
 
 
 @given(st.lists(st.sampled_from(["Cost", "cost.", "Safety", "History", "“History”"]), max_size=8), st.integers(1, 5))
-def test_generated_aspects_are_cut_before_equal_ones_go(texts: list[str], most: int) -> None:
+def test_generated_aspects_are_cut_before_equal_aspects_are_removed(texts: list[str], most: int) -> None:
     batch = pa.RecordBatch.from_pylist(
         [{"sample_id": "s", "given": None, "generated": texts}, {"sample_id": "t", "given": [], "generated": texts}],
         pa.schema(

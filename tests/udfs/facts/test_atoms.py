@@ -87,7 +87,7 @@ def test_a_node_has_all_its_sources_in_the_order_of_the_contexts() -> None:
     assert atom(row, "a")["frequency"] == 3
 
 
-def test_a_source_counts_only_where_its_own_rating_passed() -> None:
+def test_a_source_counts_only_if_its_own_rating_passed() -> None:
     row = gather(passage(0, "a", ratings=[3.4]), passage(1, "a", ratings=[3.5]))
     assert (sources(atom(row, "a")), atom(row, "a")["rating"]) == (["c1"], 3.5)
 
@@ -99,14 +99,14 @@ def test_what_is_rated_too_low_is_kept_out_of_the_graph_and_shown() -> None:
     assert (row["texts"], row["contexts"]) == (["a"], 1)
 
 
-def test_what_the_response_says_stays_whatever_its_rating_in_a_context() -> None:
+def test_atoms_of_the_response_are_kept_with_any_rating_in_a_context() -> None:
     row = gather(passage(0, "a", ratings=[1.0]), passage(None, "a"))
     said = atom(row, "a")
     assert (said["kept"], said["origin"], sources(said), said["rating"]) == (True, "response", [], 1.0)
     assert (row["contexts"], row["responses"]) == (0, 1)
 
 
-def test_units_of_other_types_are_shown_and_do_not_go_on() -> None:
+def test_units_of_other_types_are_shown_and_not_used() -> None:
     row = gather(passage(0, "a", units=[("a", "Claim"), ("Who?", "Question"), ("About a.", "Meta Statement")]))
     assert [(a["text"], a["unit_type"], a["kept"]) for a in row["atoms"]] == [
         ("a", "Claim", True),
@@ -133,7 +133,7 @@ def test_revision_keeps_unit_types_by_text_then_by_place() -> None:
     assert [atom["unit_type"] for atom in row["atoms"]] == ["Claim", "Fact", "Claim"]
 
 
-def test_a_split_unit_has_a_type_only_where_all_have_the_same() -> None:
+def test_a_split_unit_has_a_type_only_if_all_parts_have_the_same_type() -> None:
     mixed = gather(passage(0, "a", "b", "c", units=[("a and b", "Fact"), ("c", "Claim")]))
     assert [atom["unit_type"] for atom in mixed["atoms"]] == [None, None, "Claim"]
     same = gather(passage(0, "a", "b", units=[("a and b", "Fact")]))

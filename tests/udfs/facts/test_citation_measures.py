@@ -71,7 +71,7 @@ def completed(given: list[JudgedSentence]) -> list[list[JudgedSentence]]:
 
 
 @given(given=sentences(whole=True))
-def test_measures_are_those_of_brute_force(given: list[JudgedSentence]) -> None:
+def test_measures_equal_brute_force(given: list[JudgedSentence]) -> None:
     names = [tuple(f"s{place}-{n}" for n, _ in enumerate(one.citations)) for place, one in enumerate(given)]
     cited = [Cited(f"t{place}", own, own) for place, own in enumerate(names)]
     verdicts: dict[Any, Any] = {}
@@ -168,7 +168,7 @@ def test_pages_have_a_row_per_id_and_url() -> None:
     ]
 
 
-def test_rows_name_what_happened_to_each_citation() -> None:
+def test_rows_name_the_result_of_each_citation() -> None:
     source = {"source": "a", "key": "a", "has_text": True}
     gone = {"source": "b", "key": "b", "has_text": False}
     judged = [

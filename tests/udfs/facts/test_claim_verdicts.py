@@ -67,7 +67,7 @@ def test_a_verdict_is_that_of_brute_force(judged: list[ChunkJudgement], lost: bo
 
 
 @given(judgements(), st.integers(1, 12))
-def test_early_stop_changes_no_verdict_where_nothing_is_missing(judged: list[ChunkJudgement], top: int) -> None:
+def test_early_stop_changes_no_verdict_if_no_result_is_missing(judged: list[ChunkJudgement], top: int) -> None:
     known = [one for one in judged if one.rank <= top and one.relation is not None]
     asked: list[ChunkJudgement] = []
     for first, last in waves_of(top, early_stop=True):

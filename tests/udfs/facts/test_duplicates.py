@@ -58,7 +58,7 @@ def square(vectors: Vectors) -> np.ndarray:
 
 
 @given(st.integers(0, 10_000), st.integers(0, 14), st.sampled_from([0.01, 0.05, 0.1, 0.3, 1.0]))
-def test_classes_are_those_of_complete_linkage(seed: int, size: int, threshold: float) -> None:
+def test_classes_equal_complete_linkage(seed: int, size: int, threshold: float) -> None:
     vectors = random_vectors(seed, size)
     found = merge_by_distance([""] * size, vectors, threshold)
     assert found == brute_force(square(vectors), threshold)
@@ -152,7 +152,7 @@ def test_no_two_statements_of_a_question_in_k_qa_have_the_same_words(
 
 
 @pytest.mark.slow
-def test_over_all_of_k_qa_one_statement_is_there_in_another_order(
+def test_in_k_qa_one_statement_occurs_in_another_order(
     k_qa: tuple[list[list[str]], dict[str, Any]],
 ) -> None:
     texts = list(k_qa[1])

@@ -55,7 +55,7 @@ def test_weights_are_the_formula(relevance: float, salience: float, share: float
 
 
 @given(RATED, st.sampled_from([None, 0.25, 0.5, 1.0]), st.sampled_from([None, 1, 3]))
-def test_ranks_and_what_is_kept_are_the_definition(
+def test_ranks_and_kept_facts_equal_the_definition(
     facts: list[RatedFact], least: float | None, top: int | None
 ) -> None:
     ranked = rank_facts(facts, least, top)
@@ -79,7 +79,7 @@ def test_ranks_and_what_is_kept_are_the_definition(
     assert {one.number for one in ranked if one.kept} == set(heavy[:top])
 
 
-def test_given_weights_are_ranked_among_rated_ones() -> None:
+def test_given_weights_are_ranked_among_rated_weights() -> None:
     facts = [fact(1, None, None, 0.5), fact(2, 3.0, 3.0), fact(3, None, None, 2.0), fact(4, None, None, 0.5)]
     assert [one.rank for one in rank_facts(facts, None, None)] == [3, 2, 1, 4]
 
@@ -113,7 +113,7 @@ def test_the_order_of_facts_changes_no_measure(facts: list[CheckedFact]) -> None
 
 
 @given(st.lists(VERDICTS, max_size=5), CHECKED)
-def test_bounds_hold_for_every_completion_and_values_lie_between(
+def test_bounds_hold_for_all_results_and_values_are_between_them(
     verdicts: list[str | None], facts: list[CheckedFact]
 ) -> None:
     assume(verdicts.count(None) + sum(one.covered is None for one in facts) <= 5)

@@ -148,7 +148,7 @@ def contents(facts: Iterable[Fact]) -> Counter[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("duplicates", ["words", "distance", "entailed"])
 @given(STATED, st.randoms())
-def test_the_order_of_contexts_changes_ties_alone(duplicates: str, stated: Stated, random: Random) -> None:
+def test_the_order_of_contexts_changes_only_ties(duplicates: str, stated: Stated, random: Random) -> None:
     order = list(range(len(stated.contexts)))
     facts = facts_of(stated, order, duplicates)
     random.shuffle(order)

@@ -12,7 +12,7 @@ FACTS = {"Bees fly.": 1, "bees fly": 1, "Bees sting": 2, "“Bees sting”": 2, 
 
 
 @given(TEXTS, st.none() | TEXTS)
-def test_facts_that_differ_in_signs_alone_are_one(shown: list[str], covered_by: list[str] | None) -> None:
+def test_facts_that_differ_only_in_punctuation_are_merged(shown: list[str], covered_by: list[str] | None) -> None:
     seen = {FACTS[text] for text in shown}
     wanted = seen if covered_by is None else {FACTS[text] for text in covered_by}
     assert was_shown(shown, covered_by) == bool(seen & wanted)

@@ -37,7 +37,7 @@ def ends_of(nuggets: Sequence[Nugget]) -> dict[str, tuple[float | None, ...]]:
 
 
 @given(NUGGETS)
-def test_measures_are_those_of_brute_force(nuggets: list[Nugget]) -> None:
+def test_measures_equal_brute_force(nuggets: list[Nugget]) -> None:
     expected = [ExpectedNugget("", one.importance, True, one.support, None, one.weight) for one in nuggets]
     found, wanted = ends_of(nuggets), expected_measures(expected)
     assert found.keys() == wanted.keys()
@@ -51,7 +51,7 @@ def test_the_largest_weights_are_shares_too() -> None:
 
 
 @given(NUGGETS)
-def test_bounds_hold_for_whatever_comes_of_what_was_lost(nuggets: list[Nugget]) -> None:
+def test_bounds_hold_for_all_results_of_the_lost_requests(nuggets: list[Nugget]) -> None:
     found = measures_of(nuggets)
     for labels in product(*([one.support] if one.support else SUPPORTS for one in nuggets)):
         whole = [Nugget(one.importance, label, one.weight) for one, label in zip(nuggets, labels, strict=True)]
@@ -72,7 +72,7 @@ def test_a_nugget_with_a_weight_below_0_is_left_out() -> None:
     assert [(one["text"], one["kept"]) for one in nuggets] == [("a", True), ("c", True), ("d", True), ("b", False)]
 
 
-def test_without_vital_nuggets_the_vital_ones_are_undefined() -> None:
+def test_without_vital_nuggets_the_vital_measures_are_undefined() -> None:
     found = ends_of([Nugget("okay", "support"), Nugget("okay", "not_support")])
     assert found["vital"] == found["strict_vital"] == (None, None, None)
     assert found["all"] == found["weighted"] == (0.5,) * 3

@@ -67,7 +67,7 @@ def test_words_take_pairs_without_a_common_content_word(texts: list[str]) -> Non
     assert taken(PairFilter("none"), texts) == set()
 
 
-def test_vectors_take_pairs_below_the_cosine_and_either_takes_what_one_takes() -> None:
+def test_vectors_filter_pairs_below_the_cosine_and_either_filters_the_union() -> None:
     texts = ["tower a", "tower b", "ferry c", "ferry d"]
     vectors = [[1.0, 0.0], [0.0, 1.0], [0.8, 0.6], None]
     far = {(0, 1), (1, 0)}
@@ -78,7 +78,7 @@ def test_vectors_take_pairs_below_the_cosine_and_either_takes_what_one_takes() -
 
 
 @given(st.lists(texts_of_words, min_size=2, max_size=7, unique=True), st.integers(1, 3), st.floats(0, 1))
-def test_pairs_and_lists_ask_what_is_not_taken_and_what_is_audited(texts: list[str], size: int, share: float) -> None:
+def test_pairs_and_lists_send_the_remaining_and_the_audited_pairs(texts: list[str], size: int, share: float) -> None:
     contexts = max(1, len(texts) - 2)
     pair_filter, batch = PairFilter("words", audit_share=share), owned(texts, contexts)
     pairs = pa.Table.from_batches(generate_pairs(iter([batch]), STAGE, ask_all, pair_filter), PAIRS).to_pylist()
@@ -99,7 +99,7 @@ def test_pairs_and_lists_ask_what_is_not_taken_and_what_is_audited(texts: list[s
     assert all(len(row["targets"]) <= size for row in lists if row["request_id"])
 
 
-def test_pairs_that_are_asked_again_are_told_by_the_same() -> None:
+def test_repeated_pairs_have_the_same_judge() -> None:
     texts = ["tower a", "ferry b", "tower c"]
     again = [{"source": 0, "target": 1}, {"source": 0, "target": 2}]
     batch = owned(texts, 3, again=again)

@@ -55,7 +55,7 @@ def test_pairs_are_all_that_have_a_context_atom_once(contexts: int, responses: i
 
 
 @given(st.lists(st.text(max_size=8), min_size=2, max_size=4), st.booleans())
-def test_keys_are_those_of_the_stage(texts: list[str], turned: bool) -> None:
+def test_keys_equal_the_keys_of_the_stage(texts: list[str], turned: bool) -> None:
     texts = [text.encode("utf-8", "replace").decode() for text in texts]
     variables = ("hypothesis", "premise") if turned else ("premise", "hypothesis")
     stage = Stage("classify_relation", variables, "m", "t")
@@ -123,6 +123,6 @@ def closure(edges: Any, size: int) -> set[tuple[int, int]]:
     return {(a, b) for a in range(size) for b in nx.descendants(graph, a) if b < size}
 
 
-def test_every_choice_of_all_asks_everything() -> None:
+def test_every_choice_of_all_sends_every_pair() -> None:
     asked, implied = ask_all({})(np.arange(3), np.arange(3))
     assert (asked.all(), implied.any()) == (True, False)

@@ -35,7 +35,7 @@ def test_no_passage_is_longer_than_wanted_but_for_a_whole_sentence(sentences: li
 
 
 @given(SENTENCES, st.integers(1, 20))
-def test_each_passage_takes_what_it_can(sentences: list[str], words: int) -> None:
+def test_each_passage_is_as_long_as_possible(sentences: list[str], words: int) -> None:
     text = " ".join(sentences)
     passages = list(cut_passages(text, words))
     for passage, following in pairwise(passages):
@@ -43,7 +43,7 @@ def test_each_passage_takes_what_it_can(sentences: list[str], words: int) -> Non
         assert len(passage.split()) + len(first.split()) > words
 
 
-def test_a_short_text_is_one_passage_as_it_is() -> None:
+def test_a_short_text_is_one_unchanged_passage() -> None:
     assert list(cut_passages(" One line\n\nand  another. ", 4)) == ["One line\n\nand  another."]
 
 

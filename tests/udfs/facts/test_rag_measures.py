@@ -43,7 +43,7 @@ def checked(draw: st.DrawFn) -> Checked:
 
 
 @given(checked())
-def test_bounds_are_over_every_way_in_which_what_is_not_known_could_come_out(one: Checked) -> None:
+def test_bounds_cover_all_possible_unknown_relations(one: Checked) -> None:
     found = measures_of(side(one.of_response), side(one.of_truth), one.contexts)
     assert {name: (row.low, row.high) for name, row in found.items()} == one.measures()
     for name, row in found.items():
@@ -54,7 +54,7 @@ def test_bounds_are_over_every_way_in_which_what_is_not_known_could_come_out(one
 
 
 @given(checked())
-def test_faults_are_what_recall_and_precision_lack(one: Checked) -> None:
+def test_faults_are_the_rest_of_recall_and_precision(one: Checked) -> None:
     found = measured(one.of_response, one.of_truth, one.contexts)
     if not one.unjudged and one.of_truth:
         assert found["recall"] + found["not_retrieved"] + found["not_used"] == pytest.approx(1)  # type: ignore[operator]
@@ -82,7 +82,7 @@ FIGURES = {
 }
 
 
-def test_figures_are_those_of_the_published_code_to_the_last_digit() -> None:
+def test_figures_equal_the_published_code_to_the_last_digit() -> None:
     found = measured(RESPONSE, TRUTH, 3)
     assert {name: found[name] for name in PUBLISHED} == FIGURES
 
@@ -97,7 +97,7 @@ def test_figures_are_those_of_the_published_code_to_the_last_digit() -> None:
         ([], [], 0, {*OVERALL, *RETRIEVER, *GENERATOR}),
     ],
 )
-def test_what_nothing_can_be_divided_for_is_undefined(
+def test_a_measure_with_a_zero_denominator_is_undefined(
     response: Rows, truth: Rows, contexts: int, undefined: set[str]
 ) -> None:
     found = measures_of(side(response), side(truth), contexts)

@@ -56,7 +56,7 @@ def found_of(*texts: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_equal_facts_are_one_in_their_most_frequent_form_with_all_sources() -> None:
+def test_equal_facts_are_merged_in_their_most_frequent_form_with_all_sources() -> None:
     found = gathered(
         (0, "a", ["Bees sing.", "Ice floats."]), (1, "b", ["bees  sing", "ICE FLOATS"]), (2, "a2", ["bees sing"])
     )["found"]
@@ -74,7 +74,7 @@ def test_a_cap_keeps_the_facts_that_appear_first_and_counts_the_others() -> None
     assert [source["id"] for source in found["found"][0]["sources"]] == ["a", "b"]
 
 
-def test_near_facts_are_one_by_their_medoid_in_the_order_of_first_appearance() -> None:
+def test_near_facts_are_merged_by_their_medoid_in_the_order_of_first_appearance() -> None:
     row = {"owner": "o", "found": found_of("old boats", "tea", "boats old", "the old boats"), "left_out": 0}
     vectors = [[1.0, 0.0], [0.0, 1.0], [0.96, 0.28], [0.995, 0.0998749]]
     merged = one(merge_near, {**row, "vectors": vectors}, VECTORS, method="words", threshold=0.1)
@@ -94,7 +94,7 @@ def test_without_vectors_no_fact_is_near_another(vectors: Any) -> None:
     assert rows_of(pair_near, row, VECTORS) == []
 
 
-def test_near_pairs_are_asked_both_ways() -> None:
+def test_near_pairs_are_sent_in_both_directions() -> None:
     row = {"owner": "o", "found": found_of("a", "b", "c"), "left_out": 0}
     vectors = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]
     pairs = rows_of(pair_near, {**row, "vectors": vectors}, VECTORS)
@@ -123,7 +123,7 @@ def test_prompts_are_as_few_as_can_be_and_nearly_equal(count: int, most: int) ->
 
 
 @given(st.lists(st.none() | st.just(0.5), max_size=9), st.integers(1, 4))
-def test_ratings_come_back_to_the_facts_that_were_rated(weights: list[float | None], most: int) -> None:
+def test_ratings_are_assigned_to_the_rated_facts(weights: list[float | None], most: int) -> None:
     facts = [{"text": f"fact {number}", "weight": weight} for number, weight in enumerate(weights)]
     schema = FACTS.append(pa.field("query", pa.string()))
     prompts = rows_of(batch_facts, {"owner": "o", "query": "q", "facts": facts}, schema, most=most)

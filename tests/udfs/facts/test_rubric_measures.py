@@ -50,7 +50,7 @@ def criteria_of(rubric: Sequence[Any], verdicts: Sequence[str | None]) -> list[J
 
 @pytest.mark.parametrize("score", ["strict", "lenient", "relative"])
 @given(given=rubrics())
-def test_measures_are_those_of_brute_force(score: str, given: Any) -> None:
+def test_measures_equal_brute_force(score: str, given: Any) -> None:
     rubric, verdicts, reference = given
     expected = expected_rubric({"rubric": rubric}, verdicts, reference, score)
     compared = criteria_of(rubric, reference) if score == "relative" else None

@@ -60,7 +60,7 @@ def by_hand(known: list[WeighedStatement], flags: list[bool]) -> dict[str, Fract
 
 
 @given(statements)
-def test_measures_of_sources_are_those_of_brute_force(known: list[WeighedStatement]) -> None:
+def test_measures_of_sources_equal_brute_force(known: list[WeighedStatement]) -> None:
     judged = [one for one in known if one.covered is not None]
     expected = by_hand(judged, [bool(one.covered) for one in judged])
     found = source_measures(judged, WEIGHTS)

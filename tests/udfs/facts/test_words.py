@@ -54,7 +54,7 @@ def test_statements_that_differ(first: str, second: str) -> None:
     assert not say_same_words(second, first)
 
 
-def test_function_words_deny_and_count_nothing() -> None:
+def test_function_words_are_neither_negations_nor_numbers() -> None:
     assert not FUNCTION_WORDS & {"no", "not", "nor", "never", "none", "without", "one", "two", "first", "half"}
     assert words_of("What is the name of it?") == {"what", "name", "it"}
 

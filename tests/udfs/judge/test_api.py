@@ -27,7 +27,7 @@ def test_one_text_is_judged_with_every_fact() -> None:
     assert untold.judge(BEES, []).shape == untold.judge([], []).shape == (0,)
 
 
-def test_one_query_stands_before_every_text() -> None:
+def test_one_query_is_before_every_text() -> None:
     texts, facts = ["They dance.", "They make honey."], ["Bees dance.", "Bees make honey."]
     found = untold.judge(texts, facts, "What do bees do?")
     assert found.tolist() == untold.judge(texts, facts, ["What do bees do?"] * 2).tolist()
@@ -39,7 +39,7 @@ def test_lists_of_different_length_are_an_error() -> None:
         untold.judge([BEES] * 3, ["Bees dance."] * 2)
 
 
-def test_values_that_are_no_strings_are_an_error() -> None:
+def test_values_that_are_not_strings_are_an_error() -> None:
     with pytest.raises(TypeError, match=r"texts\[1\] is of type float, not str"):
         untold.judge([BEES, float("nan")], ["Bees dance."] * 2)  # type: ignore[list-item]
 

@@ -91,7 +91,7 @@ def test_a_query_names_the_subject_of_a_text(judge: Judge) -> None:
     assert judge.assess(texts, facts, ["", ""]) == judge.assess(texts, facts)
 
 
-def test_a_query_stands_before_each_window_of_a_long_text(judge: Judge) -> None:
+def test_a_query_is_before_each_window_of_a_long_text(judge: Judge) -> None:
     query, text = "How high is Mount Everest?", f"{FILLER} It is 8,849 metres high."
     (found,) = judge.assess([text], ["Mount Everest is 8,849 metres high."], [query])
     assert found.windows > 1
@@ -131,7 +131,7 @@ def test_lists_of_different_length_are_an_error(judge: Judge) -> None:
 
 
 @given(st.lists(st.integers(0, 10), max_size=40))
-def test_windows_hold_every_segment_and_overlap(sizes: list[int]) -> None:
+def test_windows_contain_every_segment_and_overlap(sizes: list[int]) -> None:
     windows = list(cut_windows(sizes, 10))
     assert {number for first, last in windows for number in range(first, last)} == set(range(len(sizes)))
     assert all(sum(sizes[first:last]) <= 10 for first, last in windows)

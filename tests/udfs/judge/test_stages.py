@@ -172,7 +172,7 @@ def test_probabilities_and_windows_are_kept() -> None:
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_what_must_be_given_fails_with_the_remedy(name: str) -> None:
+def test_a_missing_requirement_is_an_error_with_the_remedy(name: str) -> None:
     found = answer(name, dict.fromkeys(STAGES[name].variables))
     assert found.error_type == "unjudged"
     assert "Give " in str(found.error)

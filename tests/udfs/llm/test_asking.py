@@ -29,7 +29,7 @@ def test_all_requests_are_answered_once(server: ModelServer, tmp_path: Path) -> 
     assert progress.usage.failed == 0
 
 
-def test_rows_have_what_was_paid_for(server: ModelServer, tmp_path: Path) -> None:
+def test_rows_have_the_usage_of_all_paid_calls(server: ModelServer, tmp_path: Path) -> None:
     progress = ask(server, tmp_path, requests(5))
     arrivals = server.arrivals()
     rows = rows_in(tmp_path).values()
@@ -58,7 +58,7 @@ def test_units_are_finished_one_by_one(server: ModelServer, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("deed", "error_type"), [("empty", "empty"), ("length", "truncated"), ("cut_json", "bad_body")]
 )
-def test_what_cannot_be_read_is_asked_again_up_to_max_attempts(
+def test_an_unparsable_completion_is_retried_up_to_max_attempts(
     server: ModelServer, tmp_path: Path, deed: str, error_type: str
 ) -> None:
     server.configure(rules=[{"do": deed}])
@@ -98,7 +98,7 @@ def test_a_parser_that_breaks_makes_a_completion_unparsable(server: ModelServer,
     assert (row["error_type"], row["error"]) == ("unparsable", "the parser failed (ZeroDivisionError)")
 
 
-def test_a_refusal_is_asked_again_and_then_lasts(server: ModelServer, tmp_path: Path) -> None:
+def test_a_refusal_is_retried_and_then_lasting(server: ModelServer, tmp_path: Path) -> None:
     def refuse(text: str, _: Any) -> None:
         raise Refused("the model declined the task")
 
@@ -108,7 +108,7 @@ def test_a_refusal_is_asked_again_and_then_lasts(server: ModelServer, tmp_path: 
 
 
 @pytest.mark.parametrize("deed", ["filter", {"status": 400}, {"status": 422}])
-def test_what_lasts_is_asked_once(server: ModelServer, tmp_path: Path, deed: Any) -> None:
+def test_a_lasting_error_is_not_retried(server: ModelServer, tmp_path: Path, deed: Any) -> None:
     server.configure(rules=[{"when": {"contains": "number 1."}, "do": deed}])
     ask(server, tmp_path, requests(3))
     assert server.count() == 3
@@ -116,7 +116,7 @@ def test_what_lasts_is_asked_once(server: ModelServer, tmp_path: Path, deed: Any
 
 
 @pytest.mark.parametrize(("deed", "error_type"), [({"status": 500}, "http_500"), ("refuse", "connection")])
-def test_faults_are_asked_again_after_a_wait(server: ModelServer, tmp_path: Path, deed: Any, error_type: str) -> None:
+def test_errors_are_retried_after_a_wait(server: ModelServer, tmp_path: Path, deed: Any, error_type: str) -> None:
     server.configure(rules=[{"when": {"contains": "number 1."}, "do": deed}])
     one_at_a_time = replace(SETTINGS, max_attempts=2, limits=Limits(max_concurrency=1))
     ask(server, tmp_path, requests(20), one_at_a_time)
@@ -251,7 +251,7 @@ def test_a_short_outage_costs_no_attempts(server: ModelServer, tmp_path: Path) -
     assert len(rows_in(tmp_path)) == 20
 
 
-def test_stop_writes_what_is_known_and_waits_for_what_is_in_flight(server: ModelServer, tmp_path: Path) -> None:
+def test_stop_writes_completions_and_waits_for_requests_in_flight(server: ModelServer, tmp_path: Path) -> None:
     server.configure(latency=0.2)
 
     async def run() -> Progress:
@@ -299,7 +299,7 @@ def test_a_stop_that_waits_is_hurried(server: ModelServer, tmp_path: Path) -> No
     assert (server.count(), len(rows_in(tmp_path))) == (5, 4)
 
 
-def test_a_template_that_cannot_be_filled_in_fails_its_request_alone(server: ModelServer, tmp_path: Path) -> None:
+def test_a_template_that_cannot_be_rendered_only_fails_its_request(server: ModelServer, tmp_path: Path) -> None:
     stage = replace(STAGE, template="{{ 10 // text | length }}")
     rows = [("r1", {"query": "q", "text": ""}), ("r2", {"query": "q", "text": "x"})]
     ask(server, tmp_path, rows, stage=stage)

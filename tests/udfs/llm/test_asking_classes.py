@@ -87,9 +87,7 @@ def test_one_poison_pair_is_the_only_one_that_fails(classifier: ModelServer, tmp
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_numbers_that_are_no_probabilities_fail_their_pair_alone(
-    classifier: ModelServer, tmp_path: Path, api: str
-) -> None:
+def test_invalid_probabilities_only_fail_their_pair(classifier: ModelServer, tmp_path: Path, api: str) -> None:
     classifier.configure(rules=[{"do": {"nan": POISON}}])
     progress, rows = classify(classifier, tmp_path, pairs(8, 5), stage_of(api), max_attempts=2)
     assert (failed(rows), progress.usage.calls) == ({"r0005": "bad_body"}, 2)
@@ -98,7 +96,7 @@ def test_numbers_that_are_no_probabilities_fail_their_pair_alone(
 
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("deed", ["drop", "html", "cut_json", {"nan": True}, {"status": 503}, {"status": 429}])
-def test_what_passes_is_asked_again(classifier: ModelServer, tmp_path: Path, api: str, deed: Any) -> None:
+def test_a_temporary_error_is_retried(classifier: ModelServer, tmp_path: Path, api: str, deed: Any) -> None:
     classifier.configure(rules=[{"when": {"attempt_below": 2}, "do": deed}])
     progress, rows = classify(classifier, tmp_path, pairs(10), stage_of(api))
     assert (failed(rows), progress.usage.calls, progress.usage.asked) == ({}, 2, 1)
@@ -118,7 +116,7 @@ def test_a_batch_that_a_server_does_not_take_is_halved(classifier: ModelServer, 
         ("predict", (), "unnamed"),
     ],
 )
-def test_other_classes_than_those_named_end_the_run(
+def test_unnamed_classes_end_the_run(
     classifier: ModelServer, tmp_path: Path, api: str, relations: tuple[str, ...], deed: str
 ) -> None:
     classifier.configure(rules=[{"do": deed}])
@@ -136,7 +134,7 @@ def test_other_classes_than_those_named_end_the_run(
     assert rows_in(tmp_path) == {}
 
 
-def test_numbered_classes_are_those_of_the_settings(classifier: ModelServer, tmp_path: Path) -> None:
+def test_numbered_classes_equal_the_settings(classifier: ModelServer, tmp_path: Path) -> None:
     classifier.configure(rules=[{"do": "unnamed"}])
     _, rows = classify(classifier, tmp_path, pairs(1), stage_of("predict"))
     assert json.loads(rows["r0000"]["text"])["entailment"] == FakeClassifier(**FAKE).probabilities(PREMISE, "bees 0")[0]
@@ -154,13 +152,13 @@ def test_numbered_classes_are_those_of_the_settings(classifier: ModelServer, tmp
         {"error": {"code": "server_error"}},
     ],
 )
-def test_an_answer_without_the_class_or_with_scores_of_another_kind_is_none(body: Any) -> None:
+def test_a_response_without_the_class_or_with_other_scores_is_invalid(body: Any) -> None:
     answer = read_classes(json.dumps(body).encode(), 40, {}, api="predict", sizes=[10], relations=())
     assert answer.error_type == ("http_500" if isinstance(body, dict) else "bad_body")
     assert not answer.refused
 
 
-def test_classes_that_are_one_relation_are_added_up() -> None:
+def test_classes_of_one_relation_are_added() -> None:
     body = {"data": [{"index": 0, "label": "not_entailment", "probs": [0.25, 0.5, 0.25]}]}
     relations = ("entailment", "neutral", "neutral")
     answer = read_classes(json.dumps(body).encode(), 40, {}, api="classify", sizes=[10], relations=relations)
@@ -185,7 +183,7 @@ def local(tmp_path: Path) -> Stage:
     return bind_lookup("classify_entailment", Settings.model_validate({"nli": {"classifier": str(tmp_path / "judge")}}))
 
 
-def test_a_local_model_is_asked_as_an_endpoint_and_gives_what_a_task_gives(local: Stage, tmp_path: Path) -> None:
+def test_a_local_model_is_called_like_an_endpoint_and_has_the_results_of_a_task(local: Stage, tmp_path: Path) -> None:
     rows = [*pairs(70), ("long", {"premise": PREMISE, "hypothesis": "honey " * 600})]
     progress = asyncio.run(LocalRun(local, tmp_path, ON_PROCESSORS).ask({"unit": rows}))
     found, classifier = rows_in(tmp_path), Classifier(find_classifier(local.model))
@@ -196,6 +194,6 @@ def test_a_local_model_is_asked_as_an_endpoint_and_gives_what_a_task_gives(local
 
 
 @pytest.mark.skipif("CUDAExecutionProvider" in get_available_providers(), reason="onnxruntime has CUDA here")
-def test_without_cuda_no_processor_stands_in(local: Stage, tmp_path: Path) -> None:
+def test_without_cuda_there_is_no_fallback_to_the_processor(local: Stage, tmp_path: Path) -> None:
     with pytest.raises(LocalModelFileError, match="pip install onnxruntime-gpu"):
         LocalRun(local, tmp_path, SETTINGS.provider)

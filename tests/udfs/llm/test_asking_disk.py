@@ -57,7 +57,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], capture_output=True)
 
 
-def test_a_full_disk_that_is_emptied_loses_nothing_and_pays_for_nothing_twice(server: ModelServer, disk: Path) -> None:
+def test_a_full_disk_that_is_emptied_loses_no_row_and_pays_for_no_request_twice(
+    server: ModelServer, disk: Path
+) -> None:
     async def run() -> Progress:
         one = Run(server, disk)
         with full(disk):
@@ -74,7 +76,7 @@ def test_a_full_disk_that_is_emptied_loses_nothing_and_pays_for_nothing_twice(se
     assert len(rows_in(disk)) == server.count() == 300
 
 
-def test_nothing_new_is_asked_while_much_is_unwritten(
+def test_no_new_request_is_sent_while_many_rows_are_unwritten(
     server: ModelServer, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_files, "MOST_ROWS", 50)
@@ -94,7 +96,7 @@ def test_nothing_new_is_asked_while_much_is_unwritten(
     assert asyncio.run(run()).usage.calls == len(rows_in(disk)) == server.count() == 300
 
 
-def test_a_disk_that_stays_full_is_told_after_the_time_of_an_outage(server: ModelServer, disk: Path) -> None:
+def test_a_full_disk_is_reported_after_the_time_of_an_outage(server: ModelServer, disk: Path) -> None:
     async def run() -> Progress:
         one = Run(server, disk, replace(SETTINGS, outage=1.0))
         with full(disk):

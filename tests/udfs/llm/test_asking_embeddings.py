@@ -72,7 +72,7 @@ def test_tokens_of_a_call_are_divided_among_its_texts_by_their_bytes(server: Mod
 
 
 @given(st.integers(0, 10**6), st.lists(st.integers(0, 1000), min_size=1, max_size=80))
-def test_shares_add_up_to_what_was_used(tokens: int, sizes: list[int]) -> None:
+def test_shares_add_up_to_the_usage(tokens: int, sizes: list[int]) -> None:
     parts = [part.prompt_tokens for part in shares(Usage(tokens), sizes)]
     assert min(parts) >= 0
     assert sum(parts) == (tokens if sum(sizes) else 0)
@@ -117,7 +117,7 @@ def test_a_text_that_makes_the_server_stumble_is_found_as_well(server: ModelServ
 
 
 @pytest.mark.parametrize("deed", [{"nan": POISON}, {"zero": POISON}, {"short": POISON}])
-def test_a_vector_that_is_none_fails_alone_and_the_others_are_not_asked_again(
+def test_an_invalid_vector_only_fails_its_row_and_the_others_are_not_sent_again(
     server: ModelServer, tmp_path: Path, deed: Mapping[str, Any]
 ) -> None:
     server.configure(rules=[{"do": deed}])
@@ -129,7 +129,7 @@ def test_a_vector_that_is_none_fails_alone_and_the_others_are_not_asked_again(
 
 
 @pytest.mark.parametrize("deed", ["drop", "nan", "html", "cut_json", {"status": 503}, {"status": 429}])
-def test_what_passes_is_asked_again(server: ModelServer, tmp_path: Path, deed: Any) -> None:
+def test_a_temporary_error_is_retried(server: ModelServer, tmp_path: Path, deed: Any) -> None:
     server.configure(rules=[{"when": {"attempt_below": 2}, "do": {"nan": True} if deed == "nan" else deed}])
     progress, rows = embed(server, tmp_path, texts(10))
     assert {row["error_type"] for row in rows.values()} == {None}
@@ -137,7 +137,7 @@ def test_what_passes_is_asked_again(server: ModelServer, tmp_path: Path, deed: A
     assert progress.usage.rate_limited == (deed == {"status": 429})
 
 
-def test_a_slow_answer_is_a_timeout_and_asked_again(server: ModelServer, tmp_path: Path) -> None:
+def test_a_slow_response_is_a_timeout_and_retried(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"when": {"attempt_below": 2}, "do": "hang"}])
     progress, rows = embed(server, tmp_path, texts(10), replace(BATCHES, timeout=0.5))
     assert {row["error_type"] for row in rows.values()} == {None}
@@ -204,12 +204,12 @@ def test_a_vector_may_come_in_base64() -> None:
 
 
 @pytest.mark.parametrize("value", [1e60, float("inf"), float("nan")])
-def test_a_number_that_single_precision_cannot_hold_is_none(value: float) -> None:
+def test_a_number_beyond_single_precision_is_invalid(value: float) -> None:
     answer = read_embeddings(body([1.0, value], [1.0, 2.0]), 100, {}, sizes=[1, 1], dimension=2)
     assert [part.error_type for part in answer.parts] == ["bad_body", None]
     assert answer.error_type is None
 
 
-def test_an_error_in_a_body_is_the_status_that_it_stands_for() -> None:
+def test_an_error_in_a_body_has_the_type_of_its_status() -> None:
     answer = read_embeddings(b'{"error": {"code": 503}}', 100, {}, sizes=[1], dimension=None)
     assert answer.error_type == "http_503"

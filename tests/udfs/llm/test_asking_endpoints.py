@@ -83,7 +83,7 @@ def test_requests_are_shared_by_weight(servers: Servers, tmp_path: Path) -> None
     assert counts(servers) == [pytest.approx(share, abs=12) for share in (100, 200, 300)]
 
 
-def test_shares_are_kept_where_one_limiter_answers_late(
+def test_shares_are_kept_if_one_limiter_is_slow(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited = list[LimiterReport]()
@@ -102,7 +102,7 @@ def test_shares_are_kept_where_one_limiter_answers_late(
     assert counts(servers) == [pytest.approx(100, abs=8)] * 3
 
 
-def test_reports_that_come_while_one_is_under_way_go_together(
+def test_reports_during_another_report_are_sent_together(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent, under_way = list[set[int]](), list[int]()
@@ -122,7 +122,7 @@ def test_reports_that_come_while_one_is_under_way_go_together(
     check_all_answered(tmp_path, 300)
 
 
-def test_a_list_of_one_endpoint_tells_what_that_used(servers: Servers, tmp_path: Path) -> None:
+def test_a_list_of_one_endpoint_has_the_usage_of_the_endpoint(servers: Servers, tmp_path: Path) -> None:
     run = RunOfSeveral(servers[:1], tmp_path, [{"prices": Prices(1e6, 1e6)}], QUICK)
     usage = ask_all(run, requests(20)).usage
     (own,) = usage.endpoints.values()
@@ -130,7 +130,7 @@ def test_a_list_of_one_endpoint_tells_what_that_used(servers: Servers, tmp_path:
     assert usage.cost == own.cost == own.prompt_tokens + own.completion_tokens > 0
 
 
-def test_prompts_that_begin_alike_go_to_one_endpoint(servers: Servers, tmp_path: Path) -> None:
+def test_prompts_with_the_same_beginning_are_sent_to_one_endpoint(servers: Servers, tmp_path: Path) -> None:
     ask_all(RunOfSeveral(servers, tmp_path, settings=QUICK), grouped(60, 10))
     places = defaultdict[str, set[str]](set)
     for key, row in rows_in(tmp_path).items():
@@ -139,7 +139,7 @@ def test_prompts_that_begin_alike_go_to_one_endpoint(servers: Servers, tmp_path:
     assert set().union(*places.values()) == {server.base_url for server in servers}
 
 
-def test_rows_and_usage_say_which_endpoint_answered(servers: Servers, tmp_path: Path) -> None:
+def test_rows_and_usage_name_the_endpoint(servers: Servers, tmp_path: Path) -> None:
     own = [{"prices": Prices(1.0, 1.0)}, {"prices": Prices(2.0, 2.0)}, {"prices": Prices()}]
     progress = ask_all(RunOfSeveral(servers, tmp_path, own))
     written = Counter(row["endpoint"] for row in rows_in(tmp_path).values())
@@ -162,7 +162,7 @@ def test_each_endpoint_gets_its_own_name_of_the_model(servers: Servers, tmp_path
     assert models == [{"ours"}, {"theirs"}]
 
 
-def test_an_endpoint_that_dies_is_left_out_and_taken_back(
+def test_a_dead_endpoint_is_skipped_and_used_again_later(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limiter, "PROBE_SECONDS", 0.5)
@@ -192,7 +192,7 @@ def test_an_endpoint_that_dies_is_left_out_and_taken_back(
     assert sum(counts(servers)) <= 3000 + 2 * QUICK.limits.max_concurrency
 
 
-def test_a_limited_endpoint_gets_what_its_limit_allows(servers: Servers, tmp_path: Path) -> None:
+def test_a_limited_endpoint_gets_the_calls_within_its_limit(servers: Servers, tmp_path: Path) -> None:
     own = [{"limits": Limits(requests_per_minute=120, max_concurrency=8)}]
     ask_all(RunOfSeveral(servers[:2], tmp_path, own), requests(1000))
     check_all_answered(tmp_path, 1000)
@@ -201,7 +201,7 @@ def test_a_limited_endpoint_gets_what_its_limit_allows(servers: Servers, tmp_pat
     assert limited + free == 1000
 
 
-def test_a_slow_endpoint_holds_nobody_up(servers: Servers, tmp_path: Path) -> None:
+def test_a_slow_endpoint_does_not_delay_the_others(servers: Servers, tmp_path: Path) -> None:
     servers[0].configure(latency=0.5)
     ask_all(RunOfSeveral(servers, tmp_path, settings=QUICK), grouped(200, 5))
     check_all_answered(tmp_path, 1000)
@@ -232,7 +232,7 @@ def test_an_outage_of_all_ends_the_run(servers: Servers, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("status", [401, 402, 404])
-def test_an_endpoint_that_refuses_is_left_out(servers: Servers, tmp_path: Path, status: int) -> None:
+def test_an_endpoint_that_refuses_is_skipped(servers: Servers, tmp_path: Path, status: int) -> None:
     servers[0].configure(rules=[{"when": {"after": 20}, "do": {"status": status}}])
     progress = ask_all(RunOfSeveral(servers, tmp_path, settings=QUICK))
     check_all_answered(tmp_path, 300)
@@ -250,7 +250,7 @@ def test_a_run_is_refused_once_all_refuse(servers: Servers, tmp_path: Path) -> N
     assert [f"HTTP {status}" in (progress.refused or "") for status in (401, 402, 404)] == [True] * 3
 
 
-def test_a_row_that_one_endpoint_refuses_is_asked_of_another(servers: Servers, tmp_path: Path) -> None:
+def test_a_row_that_one_endpoint_refuses_is_sent_to_another(servers: Servers, tmp_path: Path) -> None:
     flagged = {"when": {"contains": "number 7."}, "do": {"status": 403}}
     for server in servers[:2]:
         server.configure(rules=[flagged])
@@ -268,7 +268,7 @@ def test_where_some_refuse_and_the_rest_are_out_the_run_ends_as_an_outage(server
     assert [line.split("; ")[0] for line in progress.left_out] == [f"{servers[0].base_url}: HTTP 401"]
 
 
-def test_prefixes_are_kept_where_they_are_cached(servers: Servers, tmp_path: Path) -> None:
+def test_prefixes_are_sent_to_the_endpoint_with_their_cache(servers: Servers, tmp_path: Path) -> None:
     """Three replicas have almost the same hit rate in their caches as one replica.
 
     In turns, the rate would be much lower.

@@ -47,9 +47,7 @@ def is_refused(progress: Progress) -> bool:
 
 
 @pytest.mark.parametrize("deed", [NO_CREDIT, NO_QUOTA], ids=["402", "quota"])
-def test_an_exhausted_credit_ends_the_run_and_is_no_row_s_failure(
-    server: ModelServer, tmp_path: Path, deed: Any
-) -> None:
+def test_an_exhausted_credit_ends_the_run_and_fails_no_row(server: ModelServer, tmp_path: Path, deed: Any) -> None:
     server.configure(rules=[{"when": {"after": 50}, "do": deed}])
     progress = ask_until(server, tmp_path, 400, is_refused)
     assert "add credit" in (progress.refused or "")
@@ -60,7 +58,7 @@ def test_an_exhausted_credit_ends_the_run_and_is_no_row_s_failure(
 
 @pytest.mark.parametrize("deed", [FLAGGED, ECHO, {"status": 404}], ids=["403", "echo", "404"])
 @pytest.mark.parametrize("number", [0, 150])
-def test_one_row_that_the_endpoint_refuses_fails_alone(
+def test_only_the_row_that_the_endpoint_refuses_fails(
     server: ModelServer, tmp_path: Path, deed: Any, number: int
 ) -> None:
     server.configure(rules=[{"when": {"contains": f"number {number}."}, "do": deed}], latency=0.02)
@@ -80,7 +78,7 @@ def test_the_last_row_may_be_refused_too(server: ModelServer, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("status", [302, 403, 404])
-def test_a_run_of_which_nothing_succeeds_is_refused(server: ModelServer, tmp_path: Path, status: int) -> None:
+def test_a_run_without_any_success_is_refused(server: ModelServer, tmp_path: Path, status: int) -> None:
     server.configure(rules=[{"do": {"status": status}}])
     progress = ask_until(server, tmp_path, 100, is_refused)
     assert (progress.refused or "").startswith(f"HTTP {status}")
@@ -120,14 +118,14 @@ def test_a_passing_client_error_is_retried_within_the_run(server: ModelServer, t
     assert found == {"r0000": (None, 1), "r0001": (f"http_{status}", 2), "r0002": (None, 2)}
 
 
-def test_an_odd_end_is_asked_again(server: ModelServer, tmp_path: Path) -> None:
+def test_an_unknown_finish_reason_is_retried(server: ModelServer, tmp_path: Path) -> None:
     body = '{"choices": [{"message": {"content": "half"}, "finish_reason": "error"}]}'
     server.configure(rules=[{"when": {"attempt_below": 2}, "do": {"status": 200, "body": body}}])
     ask(server, tmp_path, requests(3))
     assert {(row["error_type"], row["attempts"]) for row in rows_in(tmp_path).values()} == {(None, 2)}
 
 
-def test_an_error_with_status_200_is_limited_as_its_code_says(server: ModelServer, tmp_path: Path) -> None:
+def test_an_error_with_status_200_is_limited_by_its_code(server: ModelServer, tmp_path: Path) -> None:
     limited = {"status": 200, "body": '{"error": {"code": 429}}', "headers": {"Retry-After": "0.1"}}
     server.configure(rules=[{"when": {"attempt_below": 2}, "do": limited}])
     progress = ask(server, tmp_path, requests(3), replace(SETTINGS, max_attempts=1))
@@ -185,7 +183,7 @@ class SteppedRun(Run):
 
 
 @pytest.mark.parametrize("step", [2.0, -2.0, 3600.0, -3600.0])
-def test_clocks_that_part_starve_nobody(server: ModelServer, tmp_path: Path, step: float) -> None:
+def test_diverging_clocks_do_not_starve_a_client(server: ModelServer, tmp_path: Path, step: float) -> None:
     async def run() -> Progress:
         one = SteppedRun(server, tmp_path, replace(SETTINGS, limits=Limits(3000, None, 8)))
         one.step = step

@@ -37,7 +37,7 @@ def look_up(
     return progress, rows_in(folder)
 
 
-def test_hits_are_those_of_the_service_as_plain_text(server: ModelServer, tmp_path: Path) -> None:
+def test_hits_have_the_results_of_the_service_as_plain_text(server: ModelServer, tmp_path: Path) -> None:
     progress, rows = look_up(server, tmp_path, [("r", {"query": QUERY, "count": 3})])
     expected = [{"id": one["url"], "text": f"{one['title']} {one['text']}"} for one in search(QUERY, 3)]
     assert hits_of(rows["r"]["text"]) == expected
@@ -45,20 +45,20 @@ def test_hits_are_those_of_the_service_as_plain_text(server: ModelServer, tmp_pa
     assert (progress.usage.calls, progress.usage.prompt_tokens, rows["r"]["model"]) == (1, 0, "brave")
 
 
-def test_a_query_that_nothing_answers_has_no_hits(server: ModelServer, tmp_path: Path) -> None:
+def test_a_query_without_results_has_no_hits(server: ModelServer, tmp_path: Path) -> None:
     _, rows = look_up(server, tmp_path, [("r", {"query": "xylophone", "count": 3})])
     assert rows["r"]["error_type"] is None
     assert hits_of(rows["r"]["text"]) == []
 
 
 @pytest.mark.parametrize("query", ["home " * 80, "honey" * 200, "x" * 399 + " yy"])
-def test_a_query_is_cut_to_what_the_service_takes(server: ModelServer, tmp_path: Path, query: str) -> None:
+def test_a_query_is_cut_to_the_limit_of_the_service(server: ModelServer, tmp_path: Path, query: str) -> None:
     _, rows = look_up(server, tmp_path, [("r", {"query": query, "count": 100})])
     assert rows["r"]["error_type"] is None
 
 
 @pytest.mark.parametrize("deed", ["html", "cut_json", {"status": 503}, {"status": 429}])
-def test_what_passes_is_asked_again(server: ModelServer, tmp_path: Path, deed: Any) -> None:
+def test_a_temporary_error_is_retried(server: ModelServer, tmp_path: Path, deed: Any) -> None:
     server.configure(rules=[{"when": {"attempt_below": 2}, "do": deed}])
     progress, rows = look_up(server, tmp_path, [("r", {"query": QUERY, "count": 3})])
     assert rows["r"]["error_type"] is None
@@ -94,7 +94,7 @@ def test_a_bounded_cost_ends_the_searching_at_the_last_call_that_it_pays(server:
 
 
 @pytest.mark.parametrize(("key", "status"), [("right", None), (None, "http_401"), ("wrong", "http_401")])
-def test_the_key_goes_in_the_header_of_the_service(key: str | None, status: str | None) -> None:
+def test_the_key_is_sent_in_the_header_of_the_service(key: str | None, status: str | None) -> None:
     async def call(server: ModelServer) -> Any:
         endpoint = Endpoint(server.search_url, key, connections=1, timeout=3.0, key_header="X-Subscription-Token")
         try:

@@ -68,7 +68,7 @@ def test_the_tool_is_run_and_its_answer_decides(server: ModelServer, tmp_path: P
     assert progress.usage.tool_turns == 2
 
 
-def test_what_the_tool_said_is_kept_with_the_answer(server: ModelServer, tmp_path: Path) -> None:
+def test_the_result_of_the_tool_is_stored_with_the_completion(server: ModelServer, tmp_path: Path) -> None:
     _, (row,) = compare(server, tmp_path, (FAR_TOO, FAR))
     (step,) = json.loads(row["tool_trace"])
     assert step["name"] == "compare_quantities"
@@ -78,13 +78,13 @@ def test_what_the_tool_said_is_kept_with_the_answer(server: ModelServer, tmp_pat
     assert row["prompt_tokens"] == sum(arrival.prompt_tokens for arrival in server.arrivals())
 
 
-def test_without_tools_none_are_offered_or_kept(server: ModelServer, tmp_path: Path) -> None:
+def test_without_tools_no_tools_are_offered_or_stored(server: ModelServer, tmp_path: Path) -> None:
     progress, (row,) = compare(server, tmp_path, (FAR_TOO, FAR), stage=replace(STAGE, tools=()))
     assert (row["tool_trace"], row["error_type"], progress.usage.calls) == (None, None, 1)
 
 
 @pytest.mark.parametrize("garbage", [True, "name"])
-def test_a_broken_call_is_told_so_and_the_model_goes_on(server: ModelServer, tmp_path: Path, garbage: Any) -> None:
+def test_a_broken_call_gets_an_error_and_the_model_continues(server: ModelServer, tmp_path: Path, garbage: Any) -> None:
     server.configure(rules=[{"do": {"tool_garbage": garbage}}])
     progress, (row,) = compare(server, tmp_path, (FAR_TOO, FAR))
     assert row["error_type"] is None
@@ -92,7 +92,7 @@ def test_a_broken_call_is_told_so_and_the_model_goes_on(server: ModelServer, tmp
     assert progress.usage.calls == 2
 
 
-def test_a_model_that_obeys_stops_calling_when_it_is_told_to(server: ModelServer, tmp_path: Path) -> None:
+def test_an_obedient_model_stops_its_calls_on_request(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"do": {"tool_loop": "obedient"}}])
     progress, (row,) = compare(server, tmp_path, (FAR_TOO, FAR))
     assert (row["error_type"], progress.usage.calls) == (None, MAX_ROUNDS + 1)
@@ -106,7 +106,7 @@ def test_a_model_that_never_stops_calling_is_unparsable(server: ModelServer, tmp
     assert progress.usage.calls == 2 * (MAX_ROUNDS + 1)
 
 
-def test_an_endpoint_without_tools_ends_the_run_with_what_to_set(server: ModelServer, tmp_path: Path) -> None:
+def test_an_endpoint_without_tools_ends_the_run_with_the_setting(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"do": "no_tools"}])
 
     async def run() -> Progress:

@@ -40,7 +40,7 @@ def sent(name: str, file: str = "") -> Sent:
     return Sent(name, file, "chat", MORE, 0.0, 5, lambda: io.BytesIO(LINES))
 
 
-def test_a_file_goes_up_and_its_results_come_down(api: BatchApi, server: ModelServer) -> None:
+def test_a_file_is_uploaded_and_its_results_are_downloaded(api: BatchApi, server: ModelServer) -> None:
     look = api.look(create(api, "one").id)
     assert (look.status, look.ended, look.done, look.code) == ("completed", True, 5, None)
     found = [json.loads(line) for file in look.results for line in api.lines(file) if line]
@@ -71,7 +71,7 @@ def test_a_batch_of_another_key_does_not_show(
     assert refused.value.answer.error_type == "http_404"
 
 
-def test_a_cancelled_batch_and_one_that_failed(api: BatchApi, server: ModelServer) -> None:
+def test_a_cancelled_batch_and_a_failed_batch(api: BatchApi, server: ModelServer) -> None:
     server.configure(
         batches={"delay": 60.0, "batches": [{}, {"fail": "token_limit_exceeded"}, {"fail": "model_not_found"}]}
     )
@@ -84,7 +84,7 @@ def test_a_cancelled_batch_and_one_that_failed(api: BatchApi, server: ModelServe
     assert refused.refusal.refused
 
 
-def test_what_goes_wrong_says_what_an_answer_of_a_call_would(api: BatchApi, server: ModelServer) -> None:
+def test_an_error_has_the_same_type_as_in_a_call(api: BatchApi, server: ModelServer) -> None:
     server.configure(batches={"uploads": ["fails"]})
     with pytest.raises(BatchError) as failed:
         create(api, "one")
@@ -95,7 +95,7 @@ def test_what_goes_wrong_says_what_an_answer_of_a_call_would(api: BatchApi, serv
     assert gone.value.answer.error_type == "connection"
 
 
-def test_a_page_that_is_no_json_is_no_batch(server: ModelServer) -> None:
+def test_a_page_without_json_has_no_batch(server: ModelServer) -> None:
     with closing(open_batches(replace(SETTINGS, base_url=server.base_url.removesuffix("/v1")))) as api:
         with pytest.raises(BatchError) as wrong:
             api.look("batch_1")
@@ -127,5 +127,5 @@ def test_statuses_are_read_in_any_spelling(api: HostedBatches, said: str, status
     assert (look.status, look.ended) == (status, status != "in_progress")
 
 
-def test_a_file_that_is_no_gzip_breaks_off() -> None:
+def test_a_file_that_is_not_gzip_is_an_error() -> None:
     assert issubclass(httpx.DecodingError, BROKEN_STREAMS)

@@ -57,7 +57,9 @@ def stage_for(form: str) -> Any:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_each_form_gives_the_rows_of_the_others_and_asks_once(server: ModelServer, tmp_path: Path, form: str) -> None:
+def test_each_format_has_the_same_rows_and_sends_each_request_once(
+    server: ModelServer, tmp_path: Path, form: str
+) -> None:
     deeds = [{"expire": 0.5, "twice": True}, {"shuffle": True, "delay": 0.05}, {"lost": True}]
     changes = changes_for(server, form, batches=deeds, uploads=["", "lost"], pending=1)
     job = left_job(tmp_path, stage=stage_for(form), **changes)
@@ -219,7 +221,7 @@ class TestMessageBatches:
         assert line["custom_id"] == "r1"
 
     @pytest.mark.parametrize("line", [b"", b"<html>", b"[]", b'{"custom_id": "r1", "result": {"type": "succeeded"}}'])
-    def test_what_is_no_result_stays_as_it_is(self, line: bytes) -> None:
+    def test_other_files_are_not_changed(self, line: bytes) -> None:
         assert result_line(line) == line
 
     def test_tools_are_used_over_batches(self, server: ModelServer, tmp_path: Path, api: BatchApi) -> None:
@@ -267,9 +269,7 @@ class TestFiles:
         assert is_whole(job)
         assert list(folder.iterdir()) == []
 
-    def test_a_cancelled_file_gives_what_is_answered(
-        self, api: FileBatches, server: ModelServer, tmp_path: Path
-    ) -> None:
+    def test_a_cancelled_file_has_its_completions(self, api: FileBatches, server: ModelServer, tmp_path: Path) -> None:
         job, folder = left_job(tmp_path), tmp_path / "files"
         deliver(job, api, poll=False)
         self.run_batch(folder, server, lines=1)
@@ -279,7 +279,7 @@ class TestFiles:
         assert len(rows_of(job)) == 3
         assert sum(batch.requests for batch in job.ledger().batches) == ROWS - 3
 
-    def test_a_folder_that_is_gone_loses_nothing(self, api: FileBatches, tmp_path: Path) -> None:
+    def test_a_missing_folder_loses_no_request(self, api: FileBatches, tmp_path: Path) -> None:
         job = left_job(tmp_path)
         deliver(job, api, poll=False)
         shutil.rmtree(tmp_path / "files")
@@ -287,7 +287,7 @@ class TestFiles:
         assert len(job.ledger().batches) == 3
 
 
-def test_the_host_says_the_form_where_it_is_certain() -> None:
+def test_a_known_host_determines_the_format() -> None:
     addresses = {
         "https://api.openai.com/v1": "openai",
         "https://mine.openai.azure.com/openai/v1": "azure",

@@ -96,7 +96,7 @@ def test_headers_and_parameters_are_sent_by_value_or_by_variable(monkeypatch: py
     assert "x-unset" not in head
 
 
-def test_a_header_of_the_user_s_takes_the_place_of_the_key_s() -> None:
+def test_a_header_of_the_user_replaces_the_header_of_the_key() -> None:
     _, received = call_raw(http(200, completion()), headers={"authorization": "Basic abc"})
     lines = [line for line in received.decode().lower().split("\r\n") if line.startswith("authorization")]
     assert lines == ["authorization: basic abc"]
@@ -287,19 +287,19 @@ def test_retry_after_is_read(
     assert low <= wait <= high
 
 
-def test_a_date_that_is_over_asks_for_no_wait(server: ModelServer) -> None:
+def test_a_past_date_requests_no_wait(server: ModelServer) -> None:
     server.configure(rules=[{"do": {"status": 429, "headers": {"Retry-After": date_in(-60)}}}])
     assert call(server.base_url).retry_after == 0
 
 
 @pytest.mark.parametrize("value", ["soon", "", "Wed, 99 Foo 2026 00:00:00 GMT", "1,5"])
-def test_a_wait_that_cannot_be_read_is_none(server: ModelServer, value: str) -> None:
+def test_an_unreadable_wait_is_ignored(server: ModelServer, value: str) -> None:
     server.configure(rules=[{"do": {"status": 429, "headers": {"Retry-After": value}}}])
     assert call(server.base_url).retry_after is None
 
 
 @pytest.mark.parametrize("value", ["inf", "1e400"])
-def test_a_wait_without_end_is_none(value: str) -> None:
+def test_an_endless_wait_is_ignored(value: str) -> None:
     assert call_raw(http(429, b"{}", {"Retry-After": value}))[0].retry_after is None
 
 
@@ -325,7 +325,7 @@ OTHERS |= {"OPENAI_CUSTOM_HEADERS": "X-Own: header-4\nAuthorization: header-5"}
 
 
 @pytest.mark.parametrize("key", [None, "key-of-another-endpoint"])
-def test_nothing_of_the_package_s_own_account_goes_to_another_endpoint(
+def test_the_account_of_the_package_is_never_sent_to_another_endpoint(
     key: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {**OTHERS, "OPENAI_API_KEY": KEY}.items():
@@ -338,7 +338,7 @@ def test_nothing_of_the_package_s_own_account_goes_to_another_endpoint(
     assert b"X-Own" not in received
 
 
-def test_the_package_s_own_account_goes_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_account_of_the_package_is_sent_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**OTHERS, "OPENAI_API_KEY": KEY}.items():
         monkeypatch.setenv(name, value)
     _, received = call_raw(http(200, completion()), key=KEY)
@@ -379,7 +379,7 @@ LEAKS = {
 
 @pytest.mark.parametrize("error", LEAKS.values(), ids=LEAKS.keys())
 @pytest.mark.parametrize("status", [400, 401, 404, 429, 500])
-def test_errors_repeat_nothing_that_was_sent(status: int, error: Any) -> None:
+def test_errors_never_contain_the_sent_text(status: int, error: Any) -> None:
     answer, _ = call_raw(http(status, json.dumps({"error": error}).encode()), key=KEY)
     shown = answer.error or ""
     assert shown.startswith(f"HTTP {status}")
@@ -420,18 +420,18 @@ def test_no_error_body_breaks_the_reading(status: int, body: bytes) -> None:
     assert (answer.error_type, answer.refused) == (f"http_{status}", False)
 
 
-def test_only_what_is_set_is_sent() -> None:
+def test_only_the_set_parameters_are_sent() -> None:
     body = json.loads(request_body(STAGE, PROMPT, {"query": "q"}))
     assert body == {"model": "fake-model", "messages": [{"role": "user", "content": "q"}], "temperature": 0}
 
 
-def test_fields_of_extra_body_are_sent_beside_the_parameters() -> None:
+def test_fields_of_extra_body_are_sent_with_the_parameters() -> None:
     stage = Stage("s", ("query",), "m", "{{ query }}", top_p=0.5, extra_body={"top_k": 1, "top_p": 0.9, "seed": None})
     body = json.loads(request_body(stage, PROMPT, {"query": "q"}))
     assert (body["top_p"], body["top_k"], "seed" in body) == (0.9, 1, False)
 
 
-def test_rated_stages_ask_for_log_probabilities() -> None:
+def test_rated_stages_request_log_probabilities() -> None:
     chat = json.loads(request_body(Stage("s", (), "m", "x", rated=True), compile_prompt("x"), {}))
     plain_stage = Stage("s", (), "m", "x", api="completions", rated=True)
     plain = json.loads(request_body(plain_stage, compile_prompt("x", api="completions"), {}))

@@ -103,11 +103,11 @@ def test_a_body_that_cannot_be_decompressed_is_bad(body: bytes) -> None:
     assert call(iter([body]), "Content-Encoding: gzip\r\n")[0].error_type == "bad_body"
 
 
-def test_an_encoding_that_was_not_asked_for_is_bad() -> None:
+def test_an_unrequested_encoding_is_bad() -> None:
     assert call(iter([completion()]), "Content-Encoding: br\r\n")[0].error_type == "bad_body"
 
 
-def test_no_more_than_gzip_is_asked_for() -> None:
+def test_only_gzip_is_requested() -> None:
     async def ask() -> bytes:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             received.append(await reader.readuntil(b"\r\n\r\n"))

@@ -83,7 +83,7 @@ def test_recorded_keys_never_change(case: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", RECORDED, ids=lambda case: case["name"])
-def test_recorded_keys_are_what_the_design_defines(case: Mapping[str, Any]) -> None:
+def test_recorded_keys_equal_the_definition(case: Mapping[str, Any]) -> None:
     digest = expected_digest(case)
     variables = plain_json(without_nulls(case["variables"]))
     assert (digest, hashed(digest + variables)) == (case["digest"], case["request_id"])
@@ -125,7 +125,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_whatever_changes_a_completion_changes_the_key(change: Mapping[str, Any]) -> None:
+def test_every_setting_that_changes_a_completion_changes_the_key(change: Mapping[str, Any]) -> None:
     assert replace(STAGE, **change).request_id(VARIABLES) != STAGE.request_id(VARIABLES)
 
 
@@ -144,31 +144,31 @@ def test_values_do_not_run_into_each_other() -> None:
     assert STAGE.request_id({"query": "a", "text": "b"}) != STAGE.request_id({"query": "b", "text": "a"})
 
 
-def test_whether_log_probabilities_are_asked_for_is_not_in_the_key() -> None:
+def test_a_request_for_log_probabilities_is_not_in_the_key() -> None:
     assert replace(STAGE, rated=True).request_id(VARIABLES) == STAGE.request_id(VARIABLES)
 
 
-def test_a_key_of_the_model_stands_for_its_name() -> None:
+def test_a_key_of_the_model_replaces_its_name() -> None:
     local = replace(STAGE, model_key="sha256:00")
     assert replace(local, model="other").digest == local.digest
 
 
-def test_the_endpoint_is_no_input_of_the_key() -> None:
+def test_the_endpoint_is_not_in_the_key() -> None:
     names = {item.name for item in fields(Stage)}
     assert names.isdisjoint({"base_url", "api_key", "api_key_env", "timeout", "retries", "price", "endpoint", "run"})
 
 
-def test_what_is_no_variable_of_the_stage_is_not_in_the_key() -> None:
+def test_other_variables_are_not_in_the_key() -> None:
     assert STAGE.request_id({**VARIABLES, "sample_id": "s1"}) == STAGE.request_id(VARIABLES)
 
 
-def test_a_null_parameter_is_an_absent_one() -> None:
+def test_a_null_parameter_equals_a_missing_parameter() -> None:
     with_null = replace(STAGE, extra_body={**STAGE.extra_body, "top_k": None})
     assert with_null.digest == STAGE.digest
     assert "top_k" not in with_null.decoding
 
 
-def test_a_null_inside_extra_body_is_an_absent_one() -> None:
+def test_a_null_inside_extra_body_equals_a_missing_field() -> None:
     with_null = replace(STAGE, extra_body={"reasoning": {"effort": "low", "summary": None}, "seed": 7})
     assert with_null.digest == STAGE.digest
 
@@ -198,7 +198,7 @@ def test_order_in_a_list_matters() -> None:
     assert canonical_json(["a", "b"]) != canonical_json(["b", "a"])
 
 
-def test_text_is_hashed_as_it_is() -> None:
+def test_text_is_hashed_unchanged() -> None:
     composed, decomposed = "\u00e9", "e\u0301"
     assert STAGE.request_id({**VARIABLES, "text": composed}) != STAGE.request_id({**VARIABLES, "text": decomposed})
 
@@ -236,6 +236,6 @@ def test_different_values_have_different_json(one: Any, other: Any) -> None:
     st.text(alphabet=st.characters(exclude_categories=["Cs"])),
     st.text(alphabet=st.characters(exclude_categories=["Cs"])),
 )
-def test_two_pairs_of_texts_share_a_key_only_where_they_are_equal(one: str, other: str) -> None:
+def test_two_pairs_of_texts_share_a_key_only_if_they_are_equal(one: str, other: str) -> None:
     keys = {STAGE.request_id({"query": a, "text": b}) for a, b in ((one, other), (other, one))}
     assert len(keys) == len({(one, other), (other, one)})

@@ -76,7 +76,7 @@ def test_without_limits_everything_may_go_at_once() -> None:
 
 
 @pytest.mark.parametrize("clients", [1, 4, 16])
-def test_tokens_stay_within_the_limit_and_the_error_of_what_is_in_flight(clients: int) -> None:
+def test_tokens_stay_within_the_limit_and_the_error_of_requests_in_flight(clients: int) -> None:
     limit, places = 60_000, 16
     behaviour = Behaviour(estimates=(100, 1000), error=(-0.5, 0.2))
     world = World([behaviour] * clients, Limits(tokens_per_minute=limit, max_concurrency=places), seed=1).run(240)
@@ -84,7 +84,7 @@ def test_tokens_stay_within_the_limit_and_the_error_of_what_is_in_flight(clients
     assert world.peak <= places
 
 
-def test_what_was_leased_and_not_used_is_given_back() -> None:
+def test_unused_leases_are_returned() -> None:
     limit = 60_000
     behaviour = Behaviour(estimates=(50, 100), error=(-0.3, -0.2))
     world = World([behaviour] * 4, Limits(tokens_per_minute=limit, max_concurrency=64), seed=2).run(200)
@@ -176,7 +176,7 @@ def test_use_grows_the_rate_again_up_to_the_limit_and_rest_does_not() -> None:
     assert spacing(limiter, limits) == pytest.approx(before)
 
 
-def test_without_a_limit_a_429_sets_a_rate_below_what_was_reached() -> None:
+def test_without_a_limit_a_429_sets_a_rate_below_the_previous_rate() -> None:
     clock = Clock()
     limiter = Limiter(clock)
     limiter.lease(report())
@@ -223,7 +223,7 @@ def test_a_second_client_gets_places_as_the_first_gives_them_up() -> None:
     assert limiter.lease(report("b", 8, limits=limits)).places == 4
 
 
-def test_a_client_without_work_holds_no_places() -> None:
+def test_a_client_without_work_has_no_places() -> None:
     limiter, limits = Limiter(Clock()), Limits(max_concurrency=8)
     limiter.lease(report("a", 8, limits=limits))
     limiter.lease(report("a", 0, limits=limits))
@@ -270,7 +270,7 @@ def test_faults_of_all_clients_count() -> None:
     assert probing == [False, False, False, False, True]
 
 
-def test_any_answer_between_faults_begins_the_count_anew() -> None:
+def test_any_success_between_errors_resets_the_count() -> None:
     limiter = Limiter(Clock())
     limiter.lease(report(faults=49))
     limiter.lease(report("b", answered=True))
@@ -339,7 +339,7 @@ def test_tokens_and_cost_stay_within_the_budget_up_to_estimation(budget: Budget,
     assert {client.refusal for client in world.clients} == {"budget"}
 
 
-def test_underestimated_tokens_exceed_the_budget_by_their_error_alone() -> None:
+def test_underestimated_tokens_exceed_the_budget_only_by_their_error() -> None:
     behaviour = Behaviour(estimates=(100, 500), error=(0.0, 0.5))
     world = World([behaviour] * 4, Limits(max_concurrency=16), budget=Budget(max_tokens=50_000)).run(60)
     assert sum(one.used for one in world.sent) <= 50_000 + 16 * 250
@@ -351,7 +351,7 @@ def test_what_a_run_spent_before_its_clients_counts() -> None:
     assert len(lease.times) == 5
 
 
-def test_a_used_up_budget_is_told_when_nothing_is_in_flight() -> None:
+def test_an_exhausted_budget_is_reported_without_requests_in_flight() -> None:
     limiter, budget = Limiter(Clock()), Budget(max_calls=2)
     spent = Usage(calls=2)
     waiting = limiter.lease(report(spent=spent, in_flight=1, budget=budget))
@@ -364,7 +364,7 @@ def test_a_run_without_wishes_is_not_refused() -> None:
     assert limiter.lease(report(count=0, spent=Usage(calls=2), budget=budget)).refusal is None
 
 
-def test_another_run_has_a_budget_of_its_own() -> None:
+def test_another_run_has_its_own_budget() -> None:
     limiter, budget = Limiter(Clock()), Budget(max_calls=2)
     limiter.lease(report("a", spent=Usage(calls=2), budget=budget))
     assert len(limiter.lease(report("b", run="other", budget=budget)).times) == 1

@@ -25,7 +25,7 @@ def test_no_usage_stops_anybody_for_more_than_a_minute(used: int) -> None:
     assert limiter.lease(report("b", run="other", limits=BOTH)).times
 
 
-def test_a_clock_that_goes_back_costs_a_minute_at_most() -> None:
+def test_a_clock_that_is_set_back_costs_at_most_a_minute() -> None:
     clock = Clock()
     limiter, limits = Limiter(clock), Limits(requests_per_minute=6000)
     limiter.lease(report(limits=limits))
@@ -69,7 +69,7 @@ def test_a_limiter_that_is_restarted_elsewhere_has_another_clock() -> None:
 
 
 @pytest.mark.parametrize("hours", [0.01, 1.1, 50.0])
-def test_a_budget_never_forgets_what_a_dead_client_spent(hours: float) -> None:
+def test_a_budget_includes_the_usage_of_dead_clients(hours: float) -> None:
     clock = Clock()
     limiter, budget = Limiter(clock), Budget(max_calls=1000)
     limiter.lease(report("dead", 0, spent=Usage(calls=990), budget=budget))
@@ -89,7 +89,7 @@ def test_a_run_that_is_over_is_forgotten() -> None:
     assert len(limiter.lease(report("c", 10, budget=budget)).times) == 10
 
 
-def test_a_report_that_is_sent_twice_is_told_once() -> None:
+def test_a_report_that_is_sent_twice_counts_once() -> None:
     clock = Clock()
     limiter = Limiter(clock)
     for _ in range(2):
@@ -114,7 +114,7 @@ def test_429s_without_a_success_are_an_outage_after_its_time() -> None:
     assert limited(limiter, clock, 1) == "outage"
 
 
-def test_any_other_answer_between_429s_is_no_outage() -> None:
+def test_other_responses_between_429s_are_not_an_outage() -> None:
     clock = Clock()
     limiter = Limiter(clock)
     assert limited(limiter, clock, 599) is None
@@ -122,7 +122,7 @@ def test_any_other_answer_between_429s_is_no_outage() -> None:
     assert limited(limiter, clock, 600) is None
 
 
-def test_a_pause_that_was_asked_for_is_waited_for_and_what_comes_after_it_decides() -> None:
+def test_a_requested_pause_is_kept_and_later_responses_decide() -> None:
     clock = Clock()
     limiter = Limiter(clock)
     limiter.lease(report(limited=True, answered=True, retry_after=1800.0))
@@ -140,7 +140,7 @@ def test_a_run_that_begins_among_429s_has_its_own_time() -> None:
     assert limited(limiter, clock, 1) == "outage"
 
 
-def test_all_clients_of_a_run_know_of_its_completions_and_refusals() -> None:
+def test_all_clients_of_a_run_share_its_completions_and_refusals() -> None:
     limiter = Limiter(Clock())
     assert not limiter.lease(report("a")).completed
     limiter.lease(report("b", completed=True))

@@ -28,7 +28,7 @@ def test_restarts_grant_no_burst_at_low_rates_either() -> None:
     assert_requests_within(world, 6)
 
 
-def test_restarts_do_not_forget_what_was_used_beyond_the_lease() -> None:
+def test_usage_beyond_the_lease_survives_restarts() -> None:
     limit, places, estimate = 60_000, 16, 1000
     behaviour = Behaviour(in_flight=places, answer=(0.5, 5.0), estimates=(estimate, estimate), error=(3.0, 3.0))
     world = World([behaviour] * 3, Limits(tokens_per_minute=limit, max_concurrency=places))
@@ -38,7 +38,7 @@ def test_restarts_do_not_forget_what_was_used_beyond_the_lease() -> None:
     assert most_tokens(60.0, world.sent) <= limit + places * 3 * estimate
 
 
-def test_a_restart_does_not_end_a_pause_for_those_who_come_new() -> None:
+def test_a_restart_does_not_end_a_pause_for_new_clients() -> None:
     clock = Clock()
     limiter = Limiter(clock, restarted=True)
     limiter.lease(report("a", 0, paused=30.0))
@@ -85,7 +85,7 @@ def test_the_budget_holds_over_the_death_of_a_client_and_then_of_the_limiter() -
     assert sum(granted) == 40
 
 
-def test_what_a_dead_client_might_have_spent_is_no_more_for_being_told() -> None:
+def test_the_possible_usage_of_a_dead_client_counts_once() -> None:
     limiter, budget = Limiter(Clock()), Budget(max_calls=100)
     limiter.lease(report("dead", 0, spent=Usage(calls=60), budget=budget))
     lease = limiter.lease(report("a", 100, gone={"dead": Usage(calls=55)}, budget=budget))

@@ -42,11 +42,11 @@ def test_a_missed_slot_is_dropped_and_its_tokens_are_given_back() -> None:
     assert (pacing.held, pacing.held_tokens) == (1, 10)
 
 
-def test_where_nothing_is_spaced_no_slot_is_missed() -> None:
+def test_without_spacing_no_slot_is_missed() -> None:
     assert paced(0.0, strict=False).wait(200.0) == 0.0
 
 
-def test_a_pause_holds_everything_back() -> None:
+def test_a_pause_delays_all_requests() -> None:
     pacing = paced(0.0, strict=False)
     pacing.pause(90.0, 100.0)
     assert (pacing.wait(130.0), pacing.paused(130.0), pacing.paused(200.0)) == (60.0, 60.0, 0.0)
@@ -72,7 +72,7 @@ def test_a_needed_lease_is_requested_at_once_but_not_soon_after_one_without_slot
     assert pacing.next_report(waiting=True) <= 100.2
 
 
-def test_the_quickest_round_trip_tells_the_offset_best() -> None:
+def test_the_fastest_round_trip_has_the_best_offset() -> None:
     clock = LimiterClock()
     clock.measure(APART + 100.0, 100.0, 100.2)
     clock.measure(APART + 100.201, 100.2, 100.202)

@@ -244,7 +244,7 @@ def ask_adapting(server: ModelServer, folder: Path, done: Callable[[Progress], b
     return ask_until(server, folder, 8, done, stage=CHAT, may_adapt=True, **options)
 
 
-def test_a_refused_parameter_ends_the_asking_and_records_nothing(server: ModelServer, tmp_path: Path) -> None:
+def test_a_refused_parameter_ends_the_stage_and_records_nothing(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[refusal("temperature")])
     progress = ask_adapting(server, tmp_path, lambda progress: progress.parameters is not None, tries_schema=True)
     assert progress.parameters == Parameters(dropped=("temperature",))
@@ -286,7 +286,7 @@ def test_fewer_requests_that_are_all_rejected_end_the_run(server: ModelServer, t
     assert (rows_in(tmp_path), server.count()) == ({}, 3)
 
 
-def test_rejections_beside_completions_are_their_rows(server: ModelServer, tmp_path: Path) -> None:
+def test_rejections_next_to_completions_fail_their_rows(server: ModelServer, tmp_path: Path) -> None:
     server.configure(rules=[{"when": {"contains": "number 1"}, "do": {"status": 400}}], latency=0.01)
     progress = ask_until(server, tmp_path, 40, is_refused)
     assert progress.refused is None

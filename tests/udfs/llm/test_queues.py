@@ -53,7 +53,7 @@ def test_every_request_is_taken_once_for_all_sets_of_endpoints(
 
 
 @given(weights=WEIGHTS, groups=st.lists(st.integers(1, 40), min_size=30, max_size=60))
-def test_shares_are_those_of_the_weights_where_all_can_send(weights: Sequence[float], groups: Sequence[int]) -> None:
+def test_shares_equal_the_weights_if_all_endpoints_can_send(weights: Sequence[float], groups: Sequence[int]) -> None:
     queue, counts = make(weights, groups), Counter[int]()
     while found := take(queue, range(len(weights))):
         counts[found[0]] += 1
@@ -63,7 +63,7 @@ def test_shares_are_those_of_the_weights_where_all_can_send(weights: Sequence[fl
 
 
 @pytest.mark.parametrize("size", [2, 10, 50])
-def test_a_group_goes_to_one_endpoint(size: int) -> None:
+def test_a_group_is_sent_to_one_endpoint(size: int) -> None:
     queue, places = make([1.0, 1.0, 1.0], [size] * 60), defaultdict[str, set[int]](set)
     while found := take(queue, [0, 1, 2]):
         places[found[1].unit].add(found[0])
@@ -83,7 +83,7 @@ def test_queues_of_several_actors_give_a_group_to_the_same_endpoint() -> None:
     assert sum(len(one) == 1 for one in places.values()) >= 0.9 * len(places)
 
 
-def test_prompts_that_all_begin_alike_are_divided() -> None:
+def test_prompts_with_one_shared_beginning_are_divided() -> None:
     queue, counts = make([1.0, 3.0], [400]), Counter[int]()
     while found := take(queue, [0, 1]):
         counts[found[0]] += 1
@@ -106,7 +106,7 @@ def test_one_endpoint_has_a_plain_queue() -> None:
     assert [request.request_id for _, request in iter(lambda: take(queue, [0]), None)] == ["0-0", "0-1", "0-2"]
 
 
-def test_what_came_back_goes_elsewhere_before_all_that_is_new() -> None:
+def test_a_returned_request_is_sent_elsewhere_before_new_requests() -> None:
     queue = make([1.0, 1.0], [3, 3])
     request = queue.take(0, [0, 1], [0, 1])
     assert request is not None
@@ -115,7 +115,7 @@ def test_what_came_back_goes_elsewhere_before_all_that_is_new() -> None:
     assert queue.take(1, [0, 1], [0, 1]) is request
 
 
-def test_what_came_back_goes_to_the_same_endpoint_where_no_other_is_left() -> None:
+def test_a_returned_request_is_sent_to_the_same_endpoint_if_no_other_is_left() -> None:
     queue = make([1.0, 1.0], [1])
     request = queue.take(0, [0, 1], [0, 1])
     assert request is not None
@@ -142,7 +142,7 @@ def test_an_endpoint_that_comes_back_does_not_get_all_that_it_missed() -> None:
     assert counts[1] - counts[0] <= MOST_BEHIND + 1
 
 
-def test_a_group_is_what_shares_the_first_variable_of_the_prompt() -> None:
+def test_a_group_shares_the_first_variable_of_the_prompt() -> None:
     stage = Stage("s", ("text", "query"), model="m", template="{{ query }} {{ text }}")
     key = group_of(stage)
     same = [key(Request("r", {"query": ["a"], "text": text}, "unit")) for text in "xy"]

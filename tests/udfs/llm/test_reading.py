@@ -38,7 +38,7 @@ def test_a_refusal_without_text_is_filtered() -> None:
     assert read_completion(completion(choices=[choice]), "chat", 100).error_type == "filtered"
 
 
-def test_usage_is_read_with_what_the_endpoint_had_cached() -> None:
+def test_usage_includes_the_cached_tokens() -> None:
     usage = {"prompt_tokens": 100, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 64}}
     assert read_completion(completion(usage=usage), "chat", 400).usage == Usage(100, 64, 5)
 
@@ -48,13 +48,13 @@ ODD = [None, True, -1, 1.5, "3", [], {}, [1], {"a": 1}]
 
 @pytest.mark.parametrize("odd", [value for value in ODD if value != {}], ids=repr)
 @pytest.mark.parametrize("field", ["prompt_tokens", "completion_tokens"])
-def test_usage_that_is_no_count_is_estimated(field: str, odd: Any) -> None:
+def test_an_invalid_usage_is_estimated(field: str, odd: Any) -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 2, field: odd}
     assert read_completion(completion(usage=usage), "chat", 40).usage == Usage(11, 0, 2, estimated=True)
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
-def test_cached_tokens_that_are_no_count_are_none(odd: Any) -> None:
+def test_invalid_cached_tokens_are_ignored(odd: Any) -> None:
     for details in (odd, {"cached_tokens": odd}):
         usage = {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": details}
         assert read_completion(completion(usage=usage), "chat", 40).usage == Usage(3, 0, 2)
@@ -98,7 +98,7 @@ def test_a_body_without_a_completion_is_a_bad_body(api: str, body: bytes) -> Non
 
 @pytest.mark.parametrize("odd", [*ODD, float("nan"), float("inf")], ids=repr)
 @pytest.mark.parametrize("field", ["model", "usage", "id", "created", "object"])
-def test_odd_fields_beside_the_text_do_no_harm(field: str, odd: Any) -> None:
+def test_odd_fields_next_to_the_text_do_no_harm(field: str, odd: Any) -> None:
     answer = read_completion(completion(**{field: odd}), "chat", 40)
     assert (answer.text, answer.error_type) == ("text", None)
     assert isinstance(answer.model, str | None)
@@ -180,7 +180,7 @@ def test_a_filtered_completion_is_filtered_with_and_without_text(reason: str) ->
 
 
 @pytest.mark.parametrize("reason", ODD_REASONS)
-def test_any_other_end_is_no_good_answer(reason: str) -> None:
+def test_any_other_finish_reason_is_an_error(reason: str) -> None:
     assert (finished(reason), finished(reason, None)) == ("bad_finish", "bad_finish")
 
 
@@ -206,7 +206,7 @@ def test_no_call_has_more_tokens_than_bytes(huge: int) -> None:
     assert usage == Usage(400, 400, received, estimated=True)
 
 
-def test_only_what_is_beyond_the_bytes_is_cut() -> None:
+def test_only_text_beyond_the_bytes_is_cut() -> None:
     usage, _ = usage_of(100, 10**6, 64)
     assert (usage.prompt_tokens, usage.cached_prompt_tokens, usage.estimated) == (100, 64, True)
     assert usage_of(400, 5, 400)[0] == Usage(400, 400, 5)
@@ -232,10 +232,10 @@ def test_an_error_with_status_200_is_read_by_its_code(error: dict[str, Any], err
     assert (answer.error_type, answer.refused, answer.text) == (error_type, refused, None)
 
 
-def test_such_an_error_may_ask_for_a_wait() -> None:
+def test_such_an_error_can_request_a_wait() -> None:
     answer = read_completion(error_body(code=429), "chat", 40, {"retry-after": "7"})
     assert (answer.error_type, answer.retry_after) == ("http_429", 7.0)
 
 
-def test_a_completion_beside_an_error_is_a_completion() -> None:
+def test_a_completion_next_to_an_error_is_a_completion() -> None:
     assert read_completion(completion(error={"code": 502}), "chat", 100).error_type is None

@@ -40,7 +40,7 @@ def test_every_other_failure_lasts(error_type: str | None) -> None:
 
 
 @pytest.mark.parametrize("error_type", ["unparsable", "refused", "empty", "truncated", "bad_body", "bad_finish"])
-def test_what_cannot_be_used_is_asked_again_until_its_attempts_are_used_up(error_type: str) -> None:
+def test_an_unusable_completion_is_retried_until_its_attempts_are_used_up(error_type: str) -> None:
     answer = Answer(error_type=error_type)
     again = [verdict(answer, attempts).act for attempts in range(4)]
     assert again == [RetryDecision.AGAIN, RetryDecision.AGAIN, RetryDecision.AGAIN, RetryDecision.RECORD]
@@ -60,7 +60,7 @@ def test_a_request_whose_completion_was_cut_off_gets_twice_the_room(
 
 
 @pytest.mark.parametrize("error_type", ["filtered", "http_400", "http_413"])
-def test_filtered_answers_and_most_client_errors_are_asked_once(error_type: str) -> None:
+def test_filtered_completions_and_most_client_errors_are_not_retried(error_type: str) -> None:
     assert verdict(Answer(error_type=error_type)).act is RetryDecision.RECORD
 
 
@@ -87,7 +87,7 @@ def test_what_a_row_may_have_caused_is_held_back(error_type: str) -> None:
     assert verdict(Answer(error_type=error_type, refused=True)).act is RetryDecision.HOLD
 
 
-def test_a_429_waits_as_told_and_uses_no_attempt() -> None:
+def test_a_429_waits_for_the_stated_time_and_uses_no_attempt() -> None:
     assert verdict(Answer(error_type="http_429", retry_after=7.0)) == Verdict(RetryDecision.AGAIN, 7.0)
     assert 0.25 <= verdict(Answer(error_type="http_429"), attempts=3).wait <= 0.5
 
@@ -100,7 +100,7 @@ def test_faults_back_off_and_use_attempts_but_in_an_outage(error_type: str) -> N
     assert verdict(Answer(error_type=error_type), 3, free=True) == Verdict(RetryDecision.AGAIN, 0.5, anew=True)
 
 
-def test_before_the_first_completion_what_is_in_flight_may_prove_a_row_guilty() -> None:
+def test_before_the_first_completion_requests_in_flight_can_prove_a_bad_row() -> None:
     standing = heard(FLAGGED)
     assert (standing.is_refused(3), standing.is_refused(0)) == (False, True)
 
@@ -130,7 +130,7 @@ def test_errors_and_completions_of_other_actors_count() -> None:
     assert standing.is_refused(8)
 
 
-def test_news_are_told_once() -> None:
+def test_news_are_reported_once() -> None:
     standing = heard(GOOD, Answer(error_type="http_429"), FLAGGED)
     news = standing.tell()
     assert (news.successes, news.answered, news.served, news.completed, news.limited) == (1, True, True, True, True)

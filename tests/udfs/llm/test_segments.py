@@ -119,7 +119,7 @@ def test_rows_added_during_a_flush_are_in_the_next(tmp_path: Path) -> None:
     assert read_ids(str(tmp_path), "run-a") == {"r1", "r2"}
 
 
-def test_ids_are_read_of_one_writer_alone(tmp_path: Path) -> None:
+def test_only_the_ids_of_one_writer_are_read(tmp_path: Path) -> None:
     write_file(f"{tmp_path}/run-a-000001.parquet", completions_table([Completion("mine")]))
     write_file(f"{tmp_path}/run-b-000001.parquet", completions_table([Completion("theirs")]))
     (tmp_path / ".run-a-000002.parquet.tmp").write_bytes(b"cut")
@@ -127,13 +127,13 @@ def test_ids_are_read_of_one_writer_alone(tmp_path: Path) -> None:
     assert read_ids(str(tmp_path / "nowhere"), "run-a") == set()
 
 
-def test_a_damaged_segment_holds_no_ids(tmp_path: Path) -> None:
+def test_a_damaged_segment_has_no_ids(tmp_path: Path) -> None:
     write_file(f"{tmp_path}/run-a-000001.parquet", pa.table({"request_id": ["mine"]}))
     (tmp_path / "run-a-000002.parquet").write_bytes(b"")
     assert read_ids(str(tmp_path), "run-a") == {"mine"}
 
 
-def test_rows_are_due_before_nothing_more_may_be_asked(tmp_path: Path) -> None:
+def test_rows_are_due_before_the_limit_of_requests(tmp_path: Path) -> None:
     writer = writer_of(tmp_path, 1000)
     for _ in range(FLUSH_ROWS):
         assert not writer.due
@@ -173,7 +173,7 @@ def test_rows_of_a_write_that_failed_are_written_with_later_ones(tmp_path: Path)
     assert names_in(folder) == ["run-a-000001.parquet"]
 
 
-def test_a_write_goes_on_where_its_caller_is_cancelled(tmp_path: Path) -> None:
+def test_a_write_continues_if_its_caller_is_cancelled(tmp_path: Path) -> None:
     async def write() -> None:
         writer = writer_of(tmp_path)
         writer.add(Completion("r1"), 10)

@@ -37,7 +37,7 @@ def body_of(stage: Stage, variables: Any = VARIABLES) -> dict[str, Any]:
     return body
 
 
-def test_the_schema_of_the_request_is_sent_as_the_endpoint_takes_it() -> None:
+def test_the_schema_of_the_request_is_sent_in_the_form_of_the_endpoint() -> None:
     named = body_of(stage_of("check_coverage"))["response_format"]["json_schema"]
     assert (named["name"], named["strict"]) == ("check_coverage", True)
     fields = named["schema"]["properties"]
@@ -48,7 +48,7 @@ def test_the_schema_of_the_request_is_sent_as_the_endpoint_takes_it() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, definition in STAGES.items() if definition.schema])
-def test_fields_made_once_are_those_of_each_request(name: str) -> None:
+def test_shared_fields_equal_the_fields_of_each_request(name: str) -> None:
     stage = stage_of(name)
     fields = SchemaFields(stage)
     for count in (2, 0, 1, 2, 300):
@@ -88,9 +88,7 @@ def tried(server: ModelServer, folder: Path, stage: Stage, rows: list[Any]) -> P
 
 
 @pytest.mark.parametrize("kind", TRIALS)
-def test_the_first_answer_says_what_the_endpoint_makes_of_a_schema(
-    server: ModelServer, tmp_path: Path, kind: str
-) -> None:
+def test_the_first_completion_shows_the_support_for_schemas(server: ModelServer, tmp_path: Path, kind: str) -> None:
     expected, calls, name = TRIALS[kind]
     server.configure(answer="verbatim", rules=[{"do": {"schema": kind}}])
     rows = [(f"r{number}", VARIABLES | {"fact": f"Ada has {number} cats."}) for number in range(4)]
@@ -108,7 +106,7 @@ def test_an_endpoint_that_ignores_a_schema_is_read_as_text(server: ModelServer, 
 
 
 @pytest.mark.parametrize(("kind", "weighs"), [("taken", True), ("unweighed", False)])
-def test_ratings_have_no_schema_where_it_takes_their_probabilities(
+def test_ratings_have_no_schema_if_it_removes_their_probabilities(
     server: ModelServer, tmp_path: Path, kind: str, weighs: bool
 ) -> None:
     server.configure(answer="verbatim", rules=[{"do": {"schema": kind}}])
@@ -120,9 +118,7 @@ def test_ratings_have_no_schema_where_it_takes_their_probabilities(
     assert finding.applied(stage_of("check_coverage")).structured is not None
 
 
-def test_a_refusal_that_comes_late_ends_the_asking_where_the_schema_may_not_go(
-    server: ModelServer, tmp_path: Path
-) -> None:
+def test_a_late_refusal_ends_the_stage_if_the_schema_is_required(server: ModelServer, tmp_path: Path) -> None:
     server.configure(answer="verbatim", rules=[{"do": {"schema": "refused"}}])
 
     async def go() -> Progress:
@@ -137,7 +133,7 @@ def test_a_refusal_that_comes_late_ends_the_asking_where_the_schema_may_not_go(
     assert refused.endswith("it takes no schema in this form, set llm.structured to auto or off")
 
 
-def test_json_in_the_place_of_thinking_is_the_answer_where_there_is_no_other() -> None:
+def test_json_in_the_reasoning_is_the_completion_if_there_is_no_other() -> None:
     def read(message: dict[str, Any], *, structured: bool = True) -> Any:
         body = {"choices": [{"message": message, "finish_reason": "stop"}]}
         return read_completion(json.dumps(body).encode(), "chat", 10, structured=structured)
@@ -182,7 +178,7 @@ def test_a_second_attempt_is_another_request_that_names_the_form(server: ModelSe
 
 
 @pytest.mark.parametrize("source", ["=== system\nBe brief.\n\n=== user\n{{ claim }}", "{{ claim }}"])
-def test_what_names_the_form_is_the_systems_and_no_turn_of_its_own(source: str) -> None:
+def test_the_output_format_is_named_in_the_system_turn(source: str) -> None:
     stage = Stage("verify_claim", ("claim",), "m", source)
     prompt = compile_prompt(source)
     messages = json.loads(request_body(stage, prompt, {"claim": "c"}, instruction="Write a label."))["messages"]

@@ -31,7 +31,7 @@ def test_text_before_the_first_turn_is_ignored() -> None:
     assert compile_prompt(TURNS).messages({"query": "Who?"})[0] == {"role": "system", "content": "  Be brief."}
 
 
-def test_blank_lines_are_stripped_at_the_ends_of_a_turn_alone() -> None:
+def test_blank_lines_are_only_stripped_at_the_ends_of_a_turn() -> None:
     assert compile_prompt(TURNS).messages({"query": "Who?"})[2]["content"] == "One\n\nTwo"
 
 
@@ -86,7 +86,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("source", FOREIGN.values(), ids=FOREIGN.keys())
 @pytest.mark.parametrize("api", ["chat", "completions"])
-def test_templates_take_nothing_from_other_templates(source: str, api: str) -> None:
+def test_templates_cannot_include_other_templates(source: str, api: str) -> None:
     with pytest.raises(PromptError, match=r"^s line 1: a template cannot include another"):
         compile_prompt(source, api=api, name="s")
 
@@ -110,7 +110,7 @@ def fill_in(source: str, variables: dict[str, object]) -> None:
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
     ],
 )
-def test_what_is_wrong_is_told_with_the_line_of_the_file(before: str, blank: str, wrong: str, said: str) -> None:
+def test_an_error_has_the_line_of_the_file(before: str, blank: str, wrong: str, said: str) -> None:
     source = f"{before}=== user\n{blank}fine\n{{{{ query }}}}\n{wrong}"
     with pytest.raises(PromptError) as raised:
         fill_in(source, {"query": "Who?", "contexts": ["one"]})
@@ -184,7 +184,7 @@ ESCAPES = {
 
 
 @pytest.mark.parametrize("source", ESCAPES.values(), ids=ESCAPES.keys())
-def test_templates_stay_in_their_sandbox(source: str) -> None:
+def test_templates_remain_in_their_sandbox(source: str) -> None:
     with pytest.raises((SecurityError, UndefinedError)):
         content(source, query="q")
 
@@ -201,12 +201,12 @@ def test_a_template_cannot_count_for_ever() -> None:
         content("{% for i in range(1000000000) %}x{% endfor %}")
 
 
-def test_check_variables_names_what_a_stage_does_not_have() -> None:
+def test_check_variables_names_unknown_variables() -> None:
     with pytest.raises(PromptError, match=r"s line 2: unknown variable answer, quary\. The stage has query, text"):
         check_variables("=== system\n{{ quary }}\n=== user\n{{ answer }}{{ text }}", ("query", "text"), name="s")
 
 
-def test_check_variables_allows_what_a_template_declares() -> None:
+def test_check_variables_permits_declared_variables() -> None:
     check_variables(
         "{% for c in contexts %}{{ loop.index }}{{ c }}{% endfor %}{% set x = 1 %}{{ x }}", ("contexts",), name="s"
     )
@@ -222,7 +222,7 @@ def test_a_broken_note_before_the_first_turn_does_no_harm() -> None:
     check_variables(source, ("query",), name="s")
 
 
-def test_what_one_turn_sets_is_unknown_in_the_next() -> None:
+def test_a_variable_of_one_turn_is_unknown_in_the_next() -> None:
     with pytest.raises(PromptError, match="unknown variable x"):
         check_variables("=== system\n{% set x = 1 %}\n=== user\n{{ x }}", ("query",), name="s")
 
@@ -231,7 +231,7 @@ def test_check_variables_allows_the_functions_of_the_language() -> None:
     check_variables("{% for i in range(3) %}{{ i }}{% endfor %}", ("query",), name="s")
 
 
-def test_a_plain_completion_is_one_text_and_knows_no_turns() -> None:
+def test_a_plain_completion_is_one_text_without_turns() -> None:
     prompt = compile_prompt("\nA\n=== user\n{{ query }}\n\n", api="completions")
     assert prompt.text({"query": "q"}) == "A\n=== user\nq"
 

@@ -68,12 +68,12 @@ def test_quantities_are_compared(first: str, second: str, outcome: str) -> None:
         asked({"first": "5" * LONGEST_ARGUMENTS, "second": "6 km"}),
     ],
 )
-def test_a_call_that_cannot_be_understood_is_told_so(given_call: ToolCall) -> None:
+def test_an_unreadable_call_gets_an_error(given_call: ToolCall) -> None:
     answer = json.loads(run_tool(given_call))
     assert set(answer) == {"error"}
 
 
-def test_a_tool_never_repeats_what_it_was_given() -> None:
+def test_a_tool_never_repeats_its_arguments() -> None:
     assert "secret" not in run_tool(asked({"first": "secret", "second": "secret"}, "secret"))
 
 
@@ -89,7 +89,7 @@ def test_calls_without_an_id_get_one_each() -> None:
     assert [each.id for each in found] == ["call_0", "call_1"]
 
 
-def test_only_so_many_calls_of_one_turn_are_answered() -> None:
+def test_the_number_of_answered_calls_per_turn_is_limited() -> None:
     assert len(read_tool_calls(message(*[call()] * 50))) == MAX_CALLS_OF_A_ROUND
 
 
@@ -100,7 +100,7 @@ def test_any_message_can_be_read_and_answered(anything: Any) -> None:
             json.loads(run_tool(found))
 
 
-def test_a_conversation_goes_on_with_each_answer_under_its_calls_id() -> None:
+def test_a_conversation_continues_with_each_result_under_its_call_id() -> None:
     calls = read_tool_calls(message(call(id="a"), call(id="b")))
     turns = exchange(None, calls, ["1", "2"])
     assert [turn["role"] for turn in turns] == ["assistant", "tool", "tool"]

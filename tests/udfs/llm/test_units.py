@@ -16,7 +16,7 @@ LENGTHS = st.lists(st.sampled_from([0, 10, 100, 1000, 5000]), max_size=120)
 
 
 def write(path: Path, lengths: list[int], **options: object) -> list[str]:
-    """A requests file with texts so long; gives its ids."""
+    """Write a file of requests with texts of these lengths, and return the ids."""
     ids = [f"r{number:05d}" for number in range(len(lengths))]
     texts = [f"{number % 7}" * length for number, length in enumerate(lengths)]
     table = pa.table({"request_id": ids, "query": ["q"] * len(ids), "text": pa.array(texts, pa.string())})
@@ -30,7 +30,7 @@ def size_of(unit: str) -> int:
 
 @examples(40)
 @given(lengths=LENGTHS, max_rows=st.integers(1, 50), max_bytes=st.integers(1, 20_000), plain=st.booleans())
-def test_units_hold_every_request_once_and_no_more_than_their_bounds(
+def test_units_contain_every_request_once_within_their_bounds(
     tmp_path_factory: object, lengths: list[int], max_rows: int, max_bytes: int, plain: bool
 ) -> None:
     folder = tmp_path_factory.mktemp("units")  # type: ignore[attr-defined]
@@ -76,7 +76,7 @@ def test_request_ids_are_a_set(held: list[str], asked: list[str]) -> None:
     assert ids.where(np.arange(len(ids)) % 2 == 0).among(held) == set(sorted(set(held))[::2])
 
 
-def test_nothing_to_ask_is_no_unit(tmp_path: Path) -> None:
+def test_no_requests_need_no_unit(tmp_path: Path) -> None:
     assert list_units(str(tmp_path)) == {}
     (tmp_path / "part-0.parquet").write_bytes(b"")
     write(tmp_path / "part-1.parquet", [])

@@ -39,13 +39,13 @@ def facts(*texts: str) -> list[Fact]:
         ("Federico Fellini", "Il Maestro", 0, 0.1875),
     ],
 )
-def test_known_pairs_are_as_alike_as_published(first: str, second: str, words: float, letters: float) -> None:
+def test_known_pairs_have_the_published_similarity(first: str, second: str, words: float, letters: float) -> None:
     one, other = (form_of(fact) for fact in facts(first, second))
     assert likeness(one, other, 0.8) == (words, pytest.approx(letters, abs=5e-5))
     assert likeness(other, one, 0.8) == likeness(one, other, 0.8)
 
 
-def test_anchors_count_where_both_have_one() -> None:
+def test_anchors_count_if_both_facts_have_one() -> None:
     reference, same, alone = (
         form_of(fact)
         for fact in (
@@ -74,7 +74,7 @@ def brute_force(references: list[Fact], generated: list[Fact], thresholds: Thres
 
 @examples(200)
 @given(FACTS, FACTS, st.sampled_from([0.0, 0.3, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 0.7, 1.0]), st.integers(1, 4))
-def test_candidates_of_all_are_those_of_each_pair(
+def test_candidates_of_all_equal_the_candidates_of_each_pair(
     references: list[Fact], generated: list[Fact], jaccard: float, lcs: float, top: int
 ) -> None:
     thresholds = Thresholds(jaccard=jaccard, lcs=lcs, top_k=top)
@@ -84,7 +84,7 @@ def test_candidates_of_all_are_those_of_each_pair(
 
 @settings(deadline=None)
 @given(FACTS, FACTS, st.randoms(use_true_random=False))
-def test_the_order_of_generated_facts_changes_ties_alone(references: list[Fact], generated: list[Fact], random) -> None:
+def test_the_order_of_generated_facts_changes_only_ties(references: list[Fact], generated: list[Fact], random) -> None:
     shuffled = random.sample(generated, len(generated))
     values = [
         [
@@ -98,7 +98,7 @@ def test_the_order_of_generated_facts_changes_ties_alone(references: list[Fact],
 
 @settings(deadline=None)
 @given(FACTS, FACTS, FACTS)
-def test_a_further_generated_fact_takes_no_candidate_away(
+def test_an_additional_generated_fact_removes_no_candidate(
     references: list[Fact], generated: list[Fact], further: list[Fact]
 ) -> None:
     wide = Thresholds(top_k=100)
@@ -123,7 +123,7 @@ def test_words_or_letters_make_a_candidate() -> None:
     ]
 
 
-def test_vectors_find_what_was_not_shown_before() -> None:
+def test_vectors_find_only_new_candidates() -> None:
     reference, *generated = map(form_of, facts("a", "b", "a", "c", "d", "e"))
     cosines = np.array([0.7, 0.9, 0.6, 0.7, np.nan])
     found = semantic_candidates(reference, generated, cosines, {1}, THRESHOLDS, 0.6)
@@ -144,7 +144,7 @@ def test_vectors_find_what_was_not_shown_before() -> None:
         ("The harbour opened in 1962.", True),
     ],
 )
-def test_near_duplicates_say_the_same_numbers_and_negations(second: str, kept: bool) -> None:
+def test_near_duplicates_have_the_same_numbers_and_negations(second: str, kept: bool) -> None:
     given = facts("The harbour opened in 1962 beside the old mills of the town with nine gates.", second)
     assert without_near_duplicates(given, 0.9, 0.8) == given[: 1 + kept]
 
@@ -154,7 +154,7 @@ def test_facts_of_one_anchor_stay_apart() -> None:
     assert without_near_duplicates(given, 0.9, 0.8) == given
 
 
-def test_a_fact_is_compared_with_those_that_are_kept() -> None:
+def test_a_fact_is_compared_with_the_kept_facts() -> None:
     # Each fact has a similarity of 8/9 or 9/10 with its neighbors: only the fact in the middle is removed
     first, middle, last = "a b c d e f g h i", "a b c d e f g h i j", "b c d e f g h i j"
     assert without_near_duplicates(facts(first, middle, last), 0.9, 1.0) == facts(first, last)

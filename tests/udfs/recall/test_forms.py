@@ -70,7 +70,7 @@ def plain_match(text: str) -> str:
 
 
 @given(st.text(alphabet="aB'\". ,!?:;"))
-def test_what_is_matched_is_what_nothing_changes_any_more(text: str) -> None:
+def test_the_match_form_is_stable(text: str) -> None:
     assert match_form(text) == plain_match(text)
 
 
@@ -105,7 +105,7 @@ def test_any_text_has_its_form(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from("a\u0301\u0323\u0344\u0958é각 "), max_size=40).map(lambda some: 50 * "".join(some)))
-def test_accents_in_any_order_are_what_nfkc_makes_of_them(text: str) -> None:
+def test_accents_in_any_order_equal_nfkc(text: str) -> None:
     assert shown_form(text) == plain_shown(text)
 
 

@@ -48,7 +48,9 @@ def test_a_pair_has_the_defined_overlap_both_ways_round(sets: Sets, similarity: 
 
 
 @given(SETS, SETS, SIMILARITIES, st.sampled_from([0.0, 0.3, 0.5, 0.9, 1.0]))
-def test_all_pairs_have_it_where_it_counts(first: Sets, second: Sets, similarity: float, least: float) -> None:
+def test_all_pairs_have_the_overlap_above_the_threshold(
+    first: Sets, second: Sets, similarity: float, least: float
+) -> None:
     rows, columns = range(len(first)), range(len(first), len(first) + len(second))
     found = number_tokens([*first, *second], similarity).jaccard(rows, columns, least)
     for row, one in enumerate(first):
@@ -57,7 +59,7 @@ def test_all_pairs_have_it_where_it_counts(first: Sets, second: Sets, similarity
             assert found[row, column] == wanted if wanted >= least else found[row, column] < least
 
 
-def test_working_arrays_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_working_arrays_of_any_size_have_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(6)
     words = ["".join(generator.choice(list("abc"), 5)) for _ in range(300)]
     sets = [frozenset(generator.choice(words, 12)) for _ in range(20)]
@@ -98,7 +100,7 @@ EDGES = st.lists(st.lists(st.integers(0, 7), max_size=5, unique=True), max_size=
 
 @examples(200)
 @given(EDGES, st.integers(0, 8))
-def test_a_matching_is_a_maximum_one_by_either_way(edges: list[list[int]], plain: int) -> None:
+def test_a_matching_is_maximum_in_both_implementations(edges: list[list[int]], plain: int) -> None:
     graph = nx.Graph([(("left", left), ("right", right)) for left, rights in enumerate(edges) for right in rights])
     wanted = len(nx.max_weight_matching(graph, maxcardinality=True))
     with pytest.MonkeyPatch.context() as patched:

@@ -30,11 +30,11 @@ def test_auto_mirrors_the_references(response: str, references: str | None, chos
     assert choose_segmentation("auto", response, references) == chosen
 
 
-def test_a_segmentation_that_is_set_is_the_one() -> None:
+def test_the_set_segmentation_is_used() -> None:
     assert choose_segmentation("sentences", LIST, LIST) == "sentences"
 
 
-def test_a_list_gives_its_items_and_what_it_says_before() -> None:
+def test_a_list_has_its_items_and_its_introduction() -> None:
     assert cut(LIST, "list", 10) == [Fact("", "Agnès Varda"), Fact("Breathless", "Jean-Luc Godard")]
     assert cut(f"{PROSE}\n- one\n- two", "list", 10)[:2] == [
         Fact("Dr. Varda filmed it.", free=True),
@@ -57,7 +57,7 @@ def test_a_model_cuts_atomic_facts() -> None:
     assert cut(LIST, "atomic", 10) == []
 
 
-def test_facts_of_one_form_are_one_and_signs_alone_are_none() -> None:
+def test_facts_of_one_form_are_merged_and_punctuation_is_not_a_fact() -> None:
     facts = [
         Fact("It rained."),
         Fact("..."),
@@ -70,11 +70,11 @@ def test_facts_of_one_form_are_one_and_signs_alone_are_none() -> None:
 
 
 @pytest.mark.parametrize("part", ['".', "!?", "word ", "a. ", "\u0301.", "長い文。"])
-def test_no_text_takes_quadratic_time(part: str) -> None:
+def test_every_text_takes_linear_time(part: str) -> None:
     text = part * 50_000
     assert "".join("".join(sentences(text)).split()) == "".join(text.split())
 
 
 @given(st.text(), st.sampled_from(["list", "sentences"]))
-def test_any_text_has_facts_that_say_something(text: str, segmentation: str) -> None:
+def test_any_text_has_facts_with_content(text: str, segmentation: str) -> None:
     assert all(fact.text for fact in distinct_facts(cut(text, segmentation, 5)))  # type: ignore[arg-type]

@@ -144,7 +144,7 @@ def recalled(sample: Row, items: list[str]) -> set[str]:
     return {row["text"] for row in conclude(listed, WIDE)["statements"] if row["covered"]}
 
 
-def test_a_further_fact_takes_no_recall_away_and_the_order_of_facts_changes_none() -> None:
+def test_an_additional_fact_never_lowers_recall_and_the_order_has_no_effect() -> None:
     random = Random("order")
     grown = 0
     for world in longrecall_worlds(40):

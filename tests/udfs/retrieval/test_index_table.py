@@ -306,7 +306,7 @@ def test_a_missing_version_is_one_line(tmp_path: Path) -> None:
         open_table("hdfs://host/index", 1)
 
 
-def test_an_index_lies_on_an_object_store(object_store: ObjectStore) -> None:
+def test_an_index_can_be_on_an_object_store(object_store: ObjectStore) -> None:
     index = f"s3://{BUCKET}/index"
     before = write(index, DOCUMENTS)
     after = write(index, {"e": "the sea of ice"}, before, ["a"])

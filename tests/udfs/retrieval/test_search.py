@@ -44,6 +44,6 @@ def test_tags_go_and_entities_are_resolved_and_an_address_counts_once() -> None:
 @pytest.mark.parametrize(
     "text", ["", "<html>", "[]", "{}", '{"type": "other"}', body({"title": "no address"}), body(1)]
 )
-def test_what_is_no_answer_to_a_search_has_no_hits(text: str) -> None:
+def test_an_invalid_response_to_a_search_has_no_hits(text: str) -> None:
     with pytest.raises(NoHitsError, match=r"^[^<]*$"):
         hits_of(text)

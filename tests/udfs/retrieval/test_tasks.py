@@ -54,7 +54,7 @@ def texts(*given: str) -> list[dict[str, Any]]:
     return [{"request_id": text, "text": text, "kind": "document"} for text in given]
 
 
-def test_rows_are_vectors_and_one_that_is_none_is_a_failure_alone(tmp_path: Path) -> None:
+def test_rows_are_vectors_and_an_invalid_vector_only_fails_its_row(tmp_path: Path) -> None:
     stage = embedding_stage(tmp_path / "model")
     counts = answer(stage, tmp_path / "store", texts("bees", "bees make honey", "honey"))
     assert counts == [{"done": 2, "failed": 1}, {"done": 1, "failed": 0}]

@@ -188,7 +188,7 @@ def test_broken_columns_of_arrow_are_rows_too(tmp_path: Path, column: str, bad: 
         assert len(rows) == 2
 
 
-def test_a_time_that_python_cannot_hold_is_a_failure(tmp_path: Path) -> None:
+def test_a_time_beyond_the_range_of_python_is_a_failure(tmp_path: Path) -> None:
     when = pa.array([0, 2**62], pa.int64()).cast(pa.timestamp("us"))
     pq.write_table(
         pa.table({"query": ["q"] * 2, "response": ["r"] * 2, "contexts": ["c"] * 2, "at": when}),

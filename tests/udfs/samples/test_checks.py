@@ -70,20 +70,20 @@ def test_a_ground_truth_may_be_text_or_claims_in_csv_too(given: str, read: dict[
         ),
     ],
 )
-def test_what_does_not_fit_is_said_without_a_text(values: dict[str, Any], error: str) -> None:
+def test_an_invalid_value_is_reported_without_its_text(values: dict[str, Any], error: str) -> None:
     assert error in (sample(values).error or "")
 
 
-def test_checks_of_a_table_are_read_again_as_they_are() -> None:
+def test_checks_of_a_table_can_be_read_again() -> None:
     read = normalise_checks(CHECKS)
     assert normalise_checks(read) == read
 
 
-def test_relations_of_claims_that_are_not_there_are_left_out() -> None:
+def test_relations_of_missing_claims_are_left_out() -> None:
     found = normalise_checks({"response_claims": None, "answer2response": [], "retrieved2response": []})
     assert found is not None
     assert (found["response_claims"], found["answer2response"], found["retrieved2response"]) == (None, None, None)
 
 
-def test_nan_is_no_ground_truth() -> None:
+def test_nan_is_not_a_ground_truth() -> None:
     assert normalise_ground_truth(float("nan")) is None

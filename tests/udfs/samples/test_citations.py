@@ -156,7 +156,7 @@ def test_columns_of_samples() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_texts_of_worlds_are_read_as_they_were_written(seed: int) -> None:
+def test_texts_of_worlds_are_read_without_changes(seed: int) -> None:
     for world in islice(citation_worlds(60 * (seed + 1)), 60 * seed, None):
         for sample, sentences in world.responses(2):
             made = to_sample(FileRecord(sample), False, *COLUMNS)

@@ -32,7 +32,7 @@ def test_items_have_ids_by_place_and_labels_as_text() -> None:
     assert items_of_json(json.dumps(GIVEN)) == READ
 
 
-def test_references_keep_all_and_aspects_what_they_have() -> None:
+def test_references_keep_all_fields_and_aspects_the_given_fields() -> None:
     references, aspects = normalise_references(GIVEN), normalise_aspects(GIVEN)
     assert references is not None
     assert references[2] == {
@@ -47,20 +47,20 @@ def test_references_keep_all_and_aspects_what_they_have() -> None:
     assert aspects == [{name: one[name] for name in ("id", "text", "labels")} for one in references]
 
 
-def test_one_text_alone_is_a_reference_yet_to_be_cut() -> None:
+def test_a_single_text_is_a_reference_that_is_cut_later() -> None:
     read = normalise_references("One. Two.")
     assert read == [dict.fromkeys(REFERENCE_FIELDS) | {"id": None, "text": "One. Two."}]
     with pytest.raises(ValueError, match=r"^aspects is not a list$"):
         normalise_aspects("One. Two.")
 
 
-def test_one_label_needs_no_list_and_nothing_is_no_items() -> None:
+def test_one_label_needs_no_list_and_a_missing_value_has_no_items() -> None:
     assert items_of_json('[{"text": "a", "labels": 0}]') == [Item("1", "a", labels=("0",))]
     assert items_of_json(None) == items_of_json("null") == items_of_json("[]") == []
     assert (normalise_references(None), normalise_references([])) == (None, [])
 
 
-def test_what_a_data_frame_writes_for_nothing_is_nothing() -> None:
+def test_the_missing_values_of_a_data_frame_are_missing() -> None:
     nan = float("nan")
     assert read_items([{"text": "a", "id": nan, "anchor": nan, "labels": [nan, "x"]}], "item") == [
         Item("1", "a", labels=(None, "x"))
@@ -88,11 +88,11 @@ def test_what_a_data_frame_writes_for_nothing_is_nothing() -> None:
         ([{"text": "a", "weight": "1e999"}], "weight of item 1 is not a finite number"),
     ],
 )
-def test_what_is_no_item_is_said_without_its_text(given: Any, told: str) -> None:
+def test_an_invalid_item_is_reported_without_its_text(given: Any, told: str) -> None:
     with pytest.raises(ValueError, match=f"^{told}$"):
         items_of_json(json.dumps(given))
 
 
-def test_text_that_is_no_json_is_no_items() -> None:
+def test_text_without_json_has_no_items() -> None:
     with pytest.raises(ValueError, match=r"^items is not a JSON list$"):
         items_of_json("{")

@@ -61,7 +61,7 @@ AS_PYTHON = (
         ({"query": None, "contexts": 3}, "query is null; contexts is not a list"),
     ],
 )
-def test_a_bad_row_says_what_is_wrong(values: dict[str, Any], error: str) -> None:
+def test_a_bad_row_has_an_error(values: dict[str, Any], error: str) -> None:
     assert sample_of(**values).error == error
 
 
@@ -128,7 +128,7 @@ def test_optional_columns_have_one_form() -> None:
     assert optional_of("query_id", query_id="").error == "query_id is null"
 
 
-def test_references_may_be_one_text_and_are_wanted_where_they_are_required() -> None:
+def test_references_can_be_one_text_and_can_be_required() -> None:
     assert optional_of(references="One. Two.").rest["references"][0]["id"] is None
     given = ("[1] a", '["a", "b"]', '["a')
     of_text = {text: optional_of(references=text, as_text=True, contexts="[]") for text in given}
@@ -147,7 +147,7 @@ def test_an_empty_response_and_no_contexts_are_valid() -> None:
     assert (sample.known["response"], sample.known["contexts"]) == ("", [])
 
 
-def test_contexts_get_ids_by_position_where_they_have_none() -> None:
+def test_contexts_without_ids_get_ids_by_position() -> None:
     contexts = ["a", {"id": 7, "text": "b"}, {"text": "c"}, {"id": None, "text": 4}, {"id": "", "text": ""}]
 
     found = sample_of(contexts=contexts).known["contexts"]
@@ -286,13 +286,13 @@ def test_a_broken_array_is_a_problem_of_the_file(tmp_path: Path, text: str) -> N
     ("text", "kind"),
     [('\ufeff \n [\n{"a": 1}]', "array"), ('[{"a": 1}]\n', "array"), ('["a"]\n{"a": 1}\n', "lines"), ("{}", "lines")],
 )
-def test_the_first_line_tells_an_array_from_lines(tmp_path: Path, text: str, kind: str) -> None:
+def test_the_first_line_distinguishes_an_array_from_lines(tmp_path: Path, text: str, kind: str) -> None:
     (tmp_path / "a.json").write_text(text, "utf-8")
 
     assert json_kind(str(tmp_path / "a.json")) == kind
 
 
-def test_csv_cells_are_null_where_empty_but_a_response(tmp_path: Path) -> None:
+def test_empty_csv_cells_are_null_except_a_response(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(
         "\ufeffsample_id,query,response,contexts,system,x\r\n"
@@ -376,7 +376,7 @@ def test_every_format_reads_the_same_samples(tmp_path: Path, listed: list[dict[s
         ([True, 1], "text"),
     ],
 )
-def test_a_column_has_the_type_that_holds_all_its_values(values: list[Any], shape: Any) -> None:
+def test_a_column_has_the_type_of_all_its_values(values: list[Any], shape: Any) -> None:
     found: Any = "null"
     for value in values:
         found = merge_shapes(found, shape_of(value))
@@ -385,7 +385,7 @@ def test_a_column_has_the_type_that_holds_all_its_values(values: list[Any], shap
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
-def test_numbers_that_json_does_not_have_are_no_text(tmp_path: Path, number: str) -> None:
+def test_numbers_that_json_does_not_have_are_not_text(tmp_path: Path, number: str) -> None:
     rows = [
         f'{{"sample_id": "{name}", "query": "q", "response": "r", "contexts": ["c"], "{name}": {number}}}'
         for name in ("query", "response", "system", "label", "sample_id", "contexts")
@@ -405,7 +405,7 @@ def test_rows_without_an_id_that_data_frames_wrote_are_two_samples(tmp_path: Pat
     assert len({one.known["sample_id"] for one in parse(write_lines(tmp_path / "a.jsonl", rows), "lines")}) == 2
 
 
-def test_a_text_of_csv_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_text_of_csv_does_not_change(tmp_path: Path) -> None:
     (sample,) = parse(write_csv(tmp_path / "a.csv", [{**ROW, "response": "NaN"}]), "csv")
     assert sample.known["response"] == "NaN"
 
@@ -472,7 +472,7 @@ def test_the_text_of_a_context_may_have_another_name(name: str) -> None:
     ]
 
 
-def test_a_context_without_a_known_text_says_what_to_rename() -> None:
+def test_a_context_without_a_known_text_names_the_column_to_rename() -> None:
     error = sample_of(contexts=[{"id": "1", "passage_text": "a"}]).error
     assert error == "context 1 has no text; rename `passage_text` to `text`"
     assert sample_of(contexts=[{"content": "a", "body": "b"}]).error == (

@@ -73,7 +73,7 @@ def test_unicode_files_are_read_by_their_marks(tmp_path: Path, words: list[str],
 
 @IN_ONE_FOLDER
 @given(LATIN, st.sampled_from(["latin-1", "cp1252", "iso8859-15"]))
-def test_files_of_one_byte_a_character_are_read_as_they_are_said_to_be(
+def test_files_with_one_byte_per_character_are_read_with_the_given_encoding(
     tmp_path: Path, word: str, encoding: str
 ) -> None:
     text = word.encode(encoding, "ignore").decode(encoding)
@@ -156,12 +156,12 @@ def test_a_cut_zstd_file_is_an_error_and_no_shorter_file(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["cp1525", "rot13", "hex", "", "a\0b"])
-def test_an_encoding_that_python_does_not_know_is_refused(name: str) -> None:
+def test_an_encoding_unknown_to_python_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="unknown encoding"):
         check_encoding(name)
 
 
-def test_rows_are_where_they_begin_in_their_file(tmp_path: Path) -> None:
+def test_rows_have_the_line_of_their_beginning(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('\nquery,n\n\n"two\nlines",1\n\n"a"b,2\nlast,3\n')
     (tmp_path / "a.jsonl").write_text('\n{"n": 1}\n\n\nno json\n{"n": 2}\n\n\n')
     (tmp_path / "a.json").write_text('[\n\n{"n": 1},\n\n{"n": 2}]')
@@ -176,7 +176,7 @@ def test_rows_are_where_they_begin_in_their_file(tmp_path: Path) -> None:
 
 @IN_ONE_FOLDER
 @given(st.lists(st.sampled_from(["", "  ", '{"n": 1}', "broken"]), max_size=12), st.integers(1, 30))
-def test_the_lines_of_all_parts_are_those_of_the_file(tmp_path: Path, lines: list[str], size: int) -> None:
+def test_the_lines_of_all_parts_equal_the_lines_of_the_file(tmp_path: Path, lines: list[str], size: int) -> None:
     text = "".join(line + "\n" for line in lines)
     (tmp_path / "a.jsonl").write_text(text)
     found, before = [], 0
@@ -191,7 +191,7 @@ def test_the_lines_of_all_parts_are_those_of_the_file(tmp_path: Path, lines: lis
 
 
 @given(st.dictionaries(WORD, WORD, max_size=4), st.dictionaries(WORD, st.integers(), max_size=6))
-def test_a_renamed_row_has_our_names_for_what_it_has_of_theirs(columns: dict[str, str], row: dict[str, int]) -> None:
+def test_a_renamed_row_has_our_names_for_its_columns(columns: dict[str, str], row: dict[str, int]) -> None:
     found = renamed(row, columns)
 
     assert {name: found.get(name) for name in columns} == {ours: row.get(theirs) for ours, theirs in columns.items()}
@@ -233,7 +233,7 @@ def test_results_of_ragchecker_are_unnested(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"results": {}}', "no json", json.dumps(RESULT)])
-def test_what_is_no_file_of_ragchecker_is_one_line(tmp_path: Path, text: str) -> None:
+def test_an_invalid_file_of_ragchecker_is_one_line(tmp_path: Path, text: str) -> None:
     with pytest.raises(UnreadableFileError, match="no JSON object with a list `results`"):
         results_of(tmp_path / "a.json", text)
 
@@ -263,7 +263,7 @@ def test_objects_that_are_cut_are_an_error(tmp_path: Path) -> None:
         read_all(path)
 
 
-def test_commas_of_a_lost_array_are_no_part_of_its_rows(tmp_path: Path) -> None:
+def test_commas_of_a_lost_array_are_not_part_of_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f"{json.dumps({**ROW, 'n': n})},\n" for n in range(2)))
     assert [one.values["n"] for one in read_all(path)] == [0, 1]
@@ -293,7 +293,7 @@ def test_quotes_that_spark_wrote_have_their_way_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
-def test_utf_16_without_a_mark_is_told(tmp_path: Path, name: str, encoding: str) -> None:
+def test_utf_16_without_a_mark_is_reported(tmp_path: Path, name: str, encoding: str) -> None:
     path = tmp_path / name
     path.write_bytes((json.dumps(ROW) if name == "a.jsonl" else "query,response\nq,r\n").encode(encoding))
     with pytest.raises(

@@ -70,7 +70,7 @@ def test_a_sheet_has_a_row_an_item_and_method() -> None:
     assert key[1][9:] == [0.5, "Correct"]
 
 
-def test_the_key_alone_tells_the_metric() -> None:
+def test_only_the_key_names_the_metric() -> None:
     sheet, key = make_sheet([drawn(number) for number in range(600)], seed=3)
     assert not any(metric in str(cell) for row in sheet[1:] for cell in row for metric in METRICS)
     for method in (1, 2, 3):
@@ -80,7 +80,7 @@ def test_the_key_alone_tells_the_metric() -> None:
     assert len(orders) == math.factorial(3)
 
 
-def test_the_order_of_metrics_is_the_seeds_and_the_samples_alone() -> None:
+def test_the_order_of_metrics_depends_only_on_the_seed_and_the_sample() -> None:
     assert order_metrics(("qa", "nli", "e2e"), 1, "s") == order_metrics(METRICS, 1, "s")
     assert len({tuple(order_metrics(METRICS, seed, "s")) for seed in range(50)}) == 6
 
@@ -98,12 +98,12 @@ def test_the_order_of_metrics_is_the_seeds_and_the_samples_alone() -> None:
         ("", ""),
     ],
 )
-def test_statements_end_alike(text: str, line: str) -> None:
+def test_statements_have_the_same_ending(text: str, line: str) -> None:
     assert plain_line(text) == line
 
 
 @given(st.text())
-def test_a_plain_line_is_one_line_and_stays_as_it_is(text: str) -> None:
+def test_a_plain_line_is_one_unchanged_line(text: str) -> None:
     line = plain_line(text)
     assert len(line.splitlines()) <= 1
     assert plain_line(line) == line
@@ -151,7 +151,7 @@ def test_what_people_and_spreadsheets_change_does_not_matter() -> None:
         ("x" * 500, f"unknown error type '{'X' * 20}...'; there are {', '.join(ERROR_TYPES)}"),
     ],
 )
-def test_a_wrong_cell_is_told_by_row_and_item(cell: str, problem: str) -> None:
+def test_a_wrong_cell_is_reported_with_row_and_item(cell: str, problem: str) -> None:
     sheet = [*FILLED[:3], ["2", "1", cell], FILLED[4]]
     assert problems_of(sheet) == [f"sheet.csv row 4: item 2, method 1: {problem}"]
 
@@ -167,11 +167,11 @@ def test_a_wrong_cell_is_told_by_row_and_item(cell: str, problem: str) -> None:
         (["inf", "1", "NONE"], "item must be a positive integer, got inf"),
     ],
 )
-def test_a_row_that_is_no_item_and_method_of_its_own_is_told(row: list[str], problem: str) -> None:
+def test_a_row_with_a_repeated_item_and_method_is_reported(row: list[str], problem: str) -> None:
     assert problems_of([*FILLED, row]) == [f"sheet.csv row 6: {problem}"]
 
 
-def test_rows_missing_on_either_side_are_told() -> None:
+def test_rows_missing_on_either_side_are_reported() -> None:
     assert problems_of([*FILLED[:4], ["3", "1", "NONE"]]) == [
         "sheet.csv: no row for item 2, method 2, which key.csv has",
         "key.csv: no row for item 3, method 1, which sheet.csv has",
@@ -189,12 +189,12 @@ def test_rows_missing_on_either_side_are_told() -> None:
         (["1", "1", "nli", "1", "Correct"], "item 1, method 1 a second time"),
     ],
 )
-def test_a_wrong_key_is_told_by_its_row(row: list[str], problem: str) -> None:
+def test_a_wrong_key_is_reported_with_its_row(row: list[str], problem: str) -> None:
     (told,) = problems_of(FILLED, [*KEY, row])
     assert told.startswith(f"key.csv row 6: {problem}")
 
 
-def test_every_problem_is_told_up_to_twenty() -> None:
+def test_up_to_twenty_problems_are_reported() -> None:
     sheet = [FILLED[0], *([str(number), "1", ""] for number in range(1, 24))]
     lines = problems_of(sheet)
     assert len(lines) == 21
@@ -219,7 +219,7 @@ def test_an_empty_sheet_is_refused() -> None:
     assert problems_of(FILLED[:1], KEY[:1]) == ["sheet.csv has no rows. Give the sheet that was filled in"]
 
 
-def test_shares_are_those_counted_by_hand() -> None:
+def test_shares_equal_the_counts_by_hand() -> None:
     rows = summarise_study(read_annotations(("sheet.csv", FILLED), ("key.csv", KEY)), seed=0)
     assert values_of(rows, "fully_correct") == {"e2e": 0.0, "nli": 1.0, "all": 0.5}
     assert values_of(rows, "MISS_ATOM") == {"e2e": 1.0, "nli": 0.0, "all": 0.5}
@@ -252,7 +252,7 @@ def test_agreement_is_that_of_the_match_with_no_errors(
     assert AnnotatedJudgement(1, "nli", score, label, frozenset(errors.split())).agrees == agrees
 
 
-def test_intervals_enclose_the_shares_and_are_none_where_degenerate() -> None:
+def test_intervals_enclose_the_shares_and_degenerate_intervals_are_none() -> None:
     judged = [
         AnnotatedJudgement(item, metric, 1.0, "Correct", frozenset({"DUP_ATOM"} if item % share == 0 else ()))
         for metric, share in (("nli", 2), ("e2e", 8))

@@ -25,7 +25,7 @@ from untold.udfs.sheets import (
 
 HEADER = ["item", "method", "text"]
 FORMULAS = ["=1+1", "+1", "-1", "@A1", "\t=1", "\r=1", "\n=1", "＝1", "=", '=HYPERLINK("x")', "#N/A", "'=1", "''-"]
-# Every letter, and often those that spreadsheets and their files give a meaning
+# All characters, and often the characters with a meaning in spreadsheets and their files
 texts = st.text(
     st.sampled_from("=+-@'\",;\t\r\n\x00_x0041 é\u2028") | st.characters(exclude_categories=["Cs"]), max_size=9
 )
@@ -38,7 +38,7 @@ def parts_of(workbook: bytes) -> dict[str, str]:
 
 
 @given(st.lists(texts, max_size=5))
-def test_csv_holds_every_text_as_it_is(cells: list[str]) -> None:
+def test_csv_keeps_every_text(cells: list[str]) -> None:
     rows = [HEADER, *([str(number), "1", cell] for number, cell in enumerate(cells))]
     assert read_rows("sheet.csv", to_csv(rows)) == rows
 
@@ -53,7 +53,7 @@ def test_no_cell_of_a_csv_begins_like_a_formula(cell: str) -> None:
 
 @examples(30)
 @given(st.lists(plain_texts, min_size=1, max_size=5))
-def test_a_workbook_holds_every_printable_text_as_it_is(cells: list[str]) -> None:
+def test_a_workbook_keeps_every_printable_text(cells: list[str]) -> None:
     rows = [HEADER, *([str(number), "1", cell] for number, cell in enumerate(cells))]
     assert read_rows("sheet.xlsx", to_xlsx({"sheet": rows})) == rows
 
@@ -66,14 +66,14 @@ def test_a_workbook_has_no_formula_and_none_after_an_edit() -> None:
     assert [cell.quotePrefix for cell in cells] == [bool(FORMULA.match(text)) for text in FORMULAS]
 
 
-def test_numbers_stay_numbers_and_nothing_stays_nothing() -> None:
+def test_numbers_remain_numbers_and_empty_cells_remain_empty() -> None:
     table: Table = [HEADER, [1, 0.25, None]]
     sheet = load_workbook(io.BytesIO(to_xlsx({"sheet": table})))["sheet"]
     assert [cell.value for cell in sheet[2]] == [1, 0.25, None]
     assert read_rows("a.csv", to_csv(table))[1] == ["1", "0.25", ""]
 
 
-def test_what_excel_cannot_hold_is_replaced_in_the_workbook_alone() -> None:
+def test_characters_that_excel_cannot_store_are_only_replaced_in_the_workbook() -> None:
     text = "a\x00b\x1bc\ufffed\r\ne\rf"
     rows = [["text"], [text]]
     assert read_rows("a.xlsx", to_xlsx({"sheet": rows}))[1] == ["a\ufffdb\ufffdc\ufffdd\ne\nf"]
@@ -81,7 +81,7 @@ def test_what_excel_cannot_hold_is_replaced_in_the_workbook_alone() -> None:
 
 
 @pytest.mark.parametrize("letter", ["x", "\U0001f600"])
-def test_a_cell_beyond_excels_limit_is_cut_with_a_mark_in_the_workbook_alone(letter: str) -> None:
+def test_a_cell_beyond_excels_limit_is_only_cut_in_the_workbook_with_a_mark(letter: str) -> None:
     units = len(letter.encode("utf-16-le")) // 2
     fitting, longer = letter * (MAX_CELL // units), letter * (MAX_CELL // units + 1)
     rows = [["text"], [fitting], [longer]]
@@ -93,7 +93,7 @@ def test_a_cell_beyond_excels_limit_is_cut_with_a_mark_in_the_workbook_alone(let
     assert read_rows("a.csv", to_csv(rows)) == rows
 
 
-def test_a_workbook_does_not_tell_when_it_was_made() -> None:
+def test_a_workbook_does_not_contain_its_creation_time() -> None:
     content = to_xlsx({"sheet": [HEADER], "errors": [["code"]]})
     with ZipFile(io.BytesIO(content)) as archive:
         assert {part.date_time for part in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
@@ -117,7 +117,7 @@ def test_a_csv_is_read_however_a_spreadsheet_saved_it(content: bytes) -> None:
     assert read_rows("sheet.CSV", content) == [["item", "method", "text"], ["1", "2", "é"]]
 
 
-def test_the_first_worksheet_is_read_whatever_it_is_called() -> None:
+def test_the_first_worksheet_is_read_with_any_name() -> None:
     workbook = Workbook()
     workbook.worksheets[0].append(["item", 1, None, 0.5])
     workbook.create_sheet("notes", 1).append(["else"])
@@ -134,7 +134,7 @@ def test_the_first_worksheet_is_read_whatever_it_is_called() -> None:
         ("a.xlsx", b"item,method\n", r"a\.xlsx cannot be read as XLSX \(BadZipFile\)\. Save it again as \.xlsx"),
     ],
 )
-def test_what_is_no_spreadsheet_is_refused(name: str, content: bytes, message: str) -> None:
+def test_an_invalid_spreadsheet_is_refused(name: str, content: bytes, message: str) -> None:
     with pytest.raises(SpreadsheetError, match=message):
         read_rows(name, content)
 

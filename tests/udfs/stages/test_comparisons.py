@@ -51,7 +51,7 @@ def test_a_classification_has_several_names(name: str, expected: str) -> None:
         ("Second answer (Paris) - First answer (France)", "France", "Paris"),
     ],
 )
-def test_the_order_on_the_line_says_which_is_first(line: str, first: str, second: str) -> None:
+def test_the_order_on_the_line_determines_the_first_answer(line: str, first: str, second: str) -> None:
     assert relation(f"{line} [first implies second]", first, second) == "second_implies_first"
     assert relation(f"{line} [first implies second]", second, first) == "first_implies_second"
     assert relation(f"{line}\n[second implies first]", first, second) == "first_implies_second"
@@ -88,7 +88,7 @@ def test_without_one_classification_on_the_last_line_a_comparison_is_unparsable(
         relation(completion)
 
 
-def test_a_bracket_of_an_answer_is_no_classification() -> None:
+def test_a_bracket_of_an_answer_is_not_a_classification() -> None:
     with pytest.raises(Unparsable):
         relation("acid - pH [neutral]", "acid", "pH [neutral]")
 
@@ -105,7 +105,7 @@ LINES = (
     line=st.sampled_from(LINES),
     underscores=st.booleans(),
 )
-def test_of_a_list_each_number_that_stands_once_has_its_relation(
+def test_each_number_that_occurs_once_in_a_list_has_its_relation(
     said: list[tuple[int, str]], line: str, underscores: bool
 ) -> None:
     texts = dict(enumerate(LISTED, start=1))

@@ -44,7 +44,7 @@ def test_it_never_guesses(stage: StageDefinition, completion: str) -> None:
         stage.parse(completion, SENTENCES)
 
 
-def test_its_declaration_is_as_short_as_the_page_says(stage: StageDefinition) -> None:
+def test_its_declaration_has_the_stated_length(stage: StageDefinition) -> None:
     assert 20 <= len(SHOWN["tone.py"].splitlines()) <= 60
     assert stage.schema is not None
     assert filled(stage.schema, SENTENCES)["properties"]["labels"]["items"]["properties"]["number"]["enum"] == [1, 2]

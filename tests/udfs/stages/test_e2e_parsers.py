@@ -103,18 +103,18 @@ def test_a_line_is_split_into_text_and_sources(line: str, text: str, sources: li
 @pytest.mark.parametrize(
     "empty", ["", "None", "none.", "- None", "* **None**.", "(none)", "```\nNone\n```", "[None]", "- None []", "---"]
 )
-def test_an_empty_list_or_a_lone_none_is_an_empty_list(empty: str) -> None:
+def test_an_empty_list_or_a_single_none_is_an_empty_list(empty: str) -> None:
     assert coverage(lists(empty, "- A [1]")) == [("A", False, [1])]
     assert coverage(lists(empty, empty)) == []
 
 
-def test_none_beside_its_heading_is_an_empty_list() -> None:
+def test_none_next_to_its_heading_is_an_empty_list() -> None:
     assert (
         coverage("[Covered statements]: None\n\nNothing.\n**Uncovered statements:** none.\n\nI hope this helps.") == []
     )
 
 
-def test_bare_sentences_are_no_empty_list_though_the_other_list_has_items() -> None:
+def test_plain_sentences_are_not_an_empty_list_even_if_the_other_list_has_items() -> None:
     with pytest.raises(Unparsable):
         coverage(lists("- A [1]", "The sun is hot.\nThe moon is cold."))
 
@@ -126,7 +126,7 @@ def test_bare_sentences_are_no_empty_list_though_the_other_list_has_items() -> N
         "None.\n\nI hope this helps.",
     ],
 )
-def test_what_says_that_a_list_is_empty_makes_it_empty(nothing: str) -> None:
+def test_a_statement_that_a_list_is_empty_makes_it_empty(nothing: str) -> None:
     assert coverage(lists("- A [1]", nothing)) == [("A", True, [1])]
 
 
@@ -171,14 +171,14 @@ SOURCELESS = ["A", "A [7]", "A []", "A [None]", "A [sic]", "A [of 3]", "A (1, 3)
 
 
 @pytest.mark.parametrize("item", SOURCELESS)
-def test_an_item_without_a_shown_context_is_dropped_and_counted_beside_others(item: str) -> None:
+def test_an_item_without_a_shown_context_is_dropped_and_counted_among_others(item: str) -> None:
     variables = {"contexts": ["text"] * 3}
     row = EVALUATE_COVERAGE.parse(lists(f"- B [1]\n- {item}\n- C [2]", "None"), variables)
     assert ([each["text"] for each in row["statements"]], row["dropped"]) == (["B", "C"], 1)
 
 
 @pytest.mark.parametrize("item", SOURCELESS)
-def test_a_list_of_nothing_but_such_items_is_unparsable(item: str) -> None:
+def test_a_list_with_only_such_items_is_unparsable(item: str) -> None:
     with pytest.raises(Unparsable):
         coverage(lists(f"- {item}", "- B [1]"))
 

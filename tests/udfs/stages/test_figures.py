@@ -97,7 +97,7 @@ BY_HAND = [name for name in STAGES if figures_of(name).source == WRITTEN]
 
 
 @pytest.mark.parametrize("stage", BY_HAND)
-def test_shipped_lengths_are_those_of_the_completions_written_by_hand(stage: str) -> None:
+def test_shipped_lengths_equal_the_completions_written_by_hand(stage: str) -> None:
     figures, rows = figures_of(stage), readable(stage)
     of_variables, of_completions = (sum(row[place] for row in rows) for place in (1, 2))
     expected = figures.completion.at(of_variables / len(rows))
@@ -105,7 +105,7 @@ def test_shipped_lengths_are_those_of_the_completions_written_by_hand(stage: str
 
 
 @pytest.mark.parametrize("stage", [name for name in BY_HAND if name in THINGS])
-def test_shipped_things_are_those_of_the_completions_written_by_hand(stage: str) -> None:
+def test_shipped_item_counts_equal_the_completions_written_by_hand(stage: str) -> None:
     figures, rows = figures_of(stage), written(stage)
     of_a_request = sum(row[2] for row in rows) / len(rows)
     things = sum(len(row[1]) for row in rows) / len(rows)

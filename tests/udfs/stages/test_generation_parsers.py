@@ -46,7 +46,7 @@ def test_an_answer_is_the_text_without_thinking_and_fence(completion: str, writt
 
 
 @pytest.mark.parametrize("completion", ["", " \n\t", "<think>It is 5 m.</think>", "<think>It is 5 m.", "```\n```"])
-def test_nothing_is_no_answer_and_no_statement(completion: str) -> None:
+def test_an_empty_completion_is_neither_an_answer_nor_a_statement(completion: str) -> None:
     with pytest.raises(Unparsable):
         answer(completion)
     with pytest.raises(Unparsable):
@@ -112,7 +112,7 @@ def test_what_belongs_to_a_statement_stays(statement: str) -> None:
         "The tower: 5 m high.\n\nI kept the unit.",
     ],
 )
-def test_a_label_is_no_statement(completion: str) -> None:
+def test_a_label_is_not_a_statement(completion: str) -> None:
     with pytest.raises(Unparsable):
         restated(completion)
 

@@ -47,7 +47,7 @@ LONE_NONE += ["None\n\nNote: the text is empty.", "None. There is nothing to say
 
 
 @pytest.mark.parametrize("completion", LONE_NONE)
-def test_a_lone_none_is_an_empty_list(completion: str) -> None:
+def test_a_single_none_is_an_empty_list(completion: str) -> None:
     assert (claims(completion), aspects(completion), evidence(completion)) == ([], [], [[], [], []])
 
 
@@ -61,7 +61,7 @@ def test_nothing_is_unparsable_and_no_empty_list(completion: str) -> None:
 @pytest.mark.parametrize("colon", [":", "：", ":**", ": "])
 @pytest.mark.parametrize("bullet", ["", "- ", "1. "])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n"])
-def test_a_first_line_that_ends_with_a_colon_is_no_item(colon: str, bullet: str, end: str) -> None:
+def test_a_first_line_that_ends_with_a_colon_is_not_an_item(colon: str, bullet: str, end: str) -> None:
     bold = "**" if "*" in colon else ""
     lines = [f"{bullet}{bold}The text says{colon}", f"{bullet}A is b", f"{bullet}C is d"]
     assert claims(end.join(lines)) == ["A is b", "C is d"]
@@ -101,7 +101,7 @@ AMBIGUOUS = {
 }
 
 
-def test_all_aspects_are_given_however_many_were_asked_for() -> None:
+def test_all_aspects_are_returned_for_any_requested_number() -> None:
     assert aspects("\n".join(f'{{"topic": "part {n}"}}' for n in range(40))) == [f"part {n}" for n in range(40)]
 
 
@@ -129,7 +129,7 @@ def test_numbers_from_0_are_unparsable(pair: str) -> None:
 
 
 @pytest.mark.parametrize("verdict", ['"status": "not covered"', '"match": "none"', '"covered": false'])
-def test_evidence_beside_the_word_that_there_is_none_is_unparsable(verdict: str) -> None:
+def test_evidence_next_to_the_word_none_is_unparsable(verdict: str) -> None:
     with pytest.raises(Unparsable):
         evidence(f'{{"topic_id": 1, {verdict}, "evidence": [2]}}')
 
@@ -175,7 +175,7 @@ def test_an_alignment_that_cannot_be_read_is_unparsable(completion: str) -> None
         evidence(completion)
 
 
-def test_texts_stand_for_their_numbers() -> None:
+def test_texts_can_replace_their_numbers() -> None:
     assert evidence('{"topic": "Height", "evidence": ["It is high."]}') == [[], [2], []]
     assert evidence('{"topic_id": 1, "evidence": [1]}', among=["1984", "1"], of=["x"]) == [[1], []]
     assert evidence('{"topic_id": "1984", "evidence": [1]}', among=["age", "1984"], of=["x"]) == [[], [1]]
@@ -205,5 +205,5 @@ def test_the_examples_of_the_shipped_prompts_are_in_the_form(stage: str) -> None
         (r"- \nabla is b." + "\n" + r"- C:\new is d.", [r"\nabla is b.", r"C:\new is d."]),
     ],
 )
-def test_what_is_struck_out_is_no_claim_and_a_line_break_may_be_written_out(completion: str, said: list[str]) -> None:
+def test_deleted_text_is_not_a_claim_and_a_line_break_can_be_escaped(completion: str, said: list[str]) -> None:
     assert claims(completion) == said

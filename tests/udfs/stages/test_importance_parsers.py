@@ -75,7 +75,7 @@ def test_nothing_is_unparsable(read: Callable[[str], Any], completion: str) -> N
 @pytest.mark.parametrize(
     "completion", ["None", "none.", "- None", "* **None**.", "```\nNone\n```", "[]", '{"facts": []}']
 )
-def test_a_lone_none_is_no_fact_and_no_other_answer(completion: str) -> None:
+def test_a_single_none_is_neither_a_fact_nor_another_answer(completion: str) -> None:
     assert facts(completion) == []
     for read in (ratings, verdict, covering):
         with pytest.raises(Unparsable):
@@ -83,11 +83,11 @@ def test_a_lone_none_is_no_fact_and_no_other_answer(completion: str) -> None:
 
 
 @pytest.mark.parametrize("bullet", ["", "- ", "* ", "• ", "1. ", "(1) ", "✅ ", "– "])
-def test_a_first_line_that_ends_with_a_colon_is_no_fact(bullet: str) -> None:
+def test_a_first_line_that_ends_with_a_colon_is_not_a_fact(bullet: str) -> None:
     assert facts(f"The facts:\n{bullet}A is b.\n{bullet}C is d.") == ["A is b.", "C is d."]
 
 
-def test_a_fact_may_speak_of_the_first_person_where_its_text_does() -> None:
+def test_a_fact_can_be_in_the_first_person_if_its_text_is() -> None:
     assert facts("- I saw it.", text="I saw it.") == ["I saw it."]
 
 
@@ -141,7 +141,7 @@ def test_a_fact_without_both_ratings_is_unparsable(lost: str) -> None:
         ratings(RATED.replace(lost, ""))
 
 
-def test_an_id_twice_has_to_be_rated_alike() -> None:
+def test_a_repeated_id_must_have_equal_ratings() -> None:
     assert ratings(f'{RATED[:-1]}, {{"id": "1", "relevance": 4, "salience": 2}}]') == [(4, 2), (5, 3)]
     with pytest.raises(Unparsable):
         ratings(f'{RATED[:-1]}, {{"id": 1, "relevance": 4, "salience": 3}}]')
@@ -234,7 +234,7 @@ def test_without_one_clear_verdict_a_completion_is_unparsable(completion: str) -
         verdict(completion)
 
 
-def test_words_of_claim_and_evidence_are_no_verdict() -> None:
+def test_words_of_claim_and_evidence_are_not_a_verdict() -> None:
     with pytest.raises(Unparsable):
         verdict("The evidence says that the beam is supported.", evidence=["The beam is supported by a wall."])
     assert verdict("supported", evidence=["The beam is supported by a wall."]) == "supported"
@@ -264,7 +264,7 @@ def test_covered_by_no_known_claim_is_unparsable(more: str) -> None:
 
 
 @pytest.mark.parametrize("between", ["\n", "\n\nAnd again:\n", ", "])
-def test_objects_that_agree_are_one_and_others_are_unparsable(between: str) -> None:
+def test_equal_objects_are_merged_and_others_are_unparsable(between: str) -> None:
     same = '{"label": "covered", "evidence_claim_ids": ["1", 7]}'
     assert covering(f"{COVERED}{between}{same}") == [1]
     for other in ('{"label": "NOT_COVERED"}', '{"label": "COVERED", "evidence_claim_ids": [2]}'):

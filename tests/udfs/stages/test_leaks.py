@@ -50,7 +50,7 @@ def read(stage: str, completion: str, template: str, **variables: Any) -> dict[s
         ("Osk has a Dorra 5.", []),
     ],
 )
-def test_an_item_goes_where_it_holds_a_name_that_no_input_has(text: str, kept: list[str]) -> None:
+def test_an_item_with_a_name_that_no_input_has_is_removed(text: str, kept: list[str]) -> None:
     variables = {"text": "It speaks of the DORRA 5.", "limit": 3, "facts": ["another"]}
 
     found, leaked = without_leaked({"facts": [text]}, ["facts"], variables, NAMES)

@@ -54,7 +54,7 @@ LONE_NONE = ["None", "none.", "- None", "**None**", "(none)", "```\nNone\n```", 
 
 
 @pytest.mark.parametrize("completion", LONE_NONE)
-def test_a_lone_none_is_an_empty_list_where_nothing_may_match(completion: str) -> None:
+def test_a_single_none_is_an_empty_list_if_no_match_is_valid(completion: str) -> None:
     assert chosen(completion) == []
     assert mapped(completion) == [[], []]
     for read in (resolved, matched):
@@ -101,7 +101,7 @@ def test_lines_that_repeat_facts_are_theirs(lines: list[str], order: list[int]) 
         ["It is old.", "Ada Fenn built it.", "Ada Fenn built the tower."],
     ],
 )
-def test_a_line_that_repeats_a_fact_of_another_place_leaves_none_to_guess(lines: list[str]) -> None:
+def test_a_line_that_repeats_a_fact_at_another_position_is_unparsable(lines: list[str]) -> None:
     with pytest.raises(Unparsable):
         resolved("\n".join(f"* {line}" for line in lines))
 
@@ -116,7 +116,7 @@ def test_equal_facts_have_lines_of_their_own() -> None:
 @pytest.mark.parametrize(
     "talk", ["The facts are fine.", "No changes needed.", "The tower stands.", "I cannot do that."]
 )
-def test_talk_is_no_fact(talk: str) -> None:
+def test_small_talk_is_not_a_fact(talk: str) -> None:
     with pytest.raises(Unparsable):
         resolved(talk, ["It was closed in 1950."])
     assert resolved("The mill was closed in 1950.", ["It was closed in 1950."]) == ["The mill was closed in 1950."]
@@ -152,14 +152,14 @@ NO += ["no_match", "No-match", "The candidate doesn’t match the reference.", "
         "Reference: It is high.\nCandidate: It is 41 m high.\nAnswer: {}",
     ],
 )
-def test_a_match_is_told_from_no_match(form: str, label: str) -> None:
+def test_a_match_is_distinguished_from_no_match(form: str, label: str) -> None:
     assert matched(form.format(label)) is (label in YES)
     assert matched(form.format(label).upper()) is (label in YES)
 
 
 @pytest.mark.parametrize("yes", ["true", '"yes"', '"Match"', '"TRUE"'])
 @pytest.mark.parametrize("name", ["match", "is_match", "answer", "verdict"])
-def test_a_field_says_whether_it_matches(name: str, yes: str) -> None:
+def test_a_field_states_the_match(name: str, yes: str) -> None:
     no = {
         "true": "false",
         '"yes"': '"no"',
@@ -202,7 +202,7 @@ UNDECIDED += [
 
 
 @pytest.mark.parametrize("completion", UNDECIDED)
-def test_what_is_neither_or_both_is_unparsable(completion: str) -> None:
+def test_neither_or_both_labels_are_unparsable(completion: str) -> None:
     with pytest.raises(Unparsable):
         matched(completion)
 
@@ -218,7 +218,7 @@ def test_what_is_neither_or_both_is_unparsable(completion: str) -> None:
         ("Match: the year is the same. Therefore no match.", None),
     ],
 )
-def test_what_stands_alone_on_the_last_line_ends_all_reasoning(completion: str, truth: bool | None) -> None:
+def test_a_label_on_the_last_line_ends_all_reasoning(completion: str, truth: bool | None) -> None:
     if truth is None:
         with pytest.raises(Unparsable):
             matched(completion)
@@ -226,7 +226,7 @@ def test_what_stands_alone_on_the_last_line_ends_all_reasoning(completion: str, 
         assert matched(completion) is truth
 
 
-def test_the_facts_may_tell_of_a_match_themselves() -> None:
+def test_the_facts_can_contain_the_word_match() -> None:
     fact = "Harlow won the match."
     with pytest.raises(Unparsable):
         matched("It is a match that Harlow won.", fact, fact)
@@ -267,7 +267,7 @@ def test_a_list_in_another_form_is_refused(numbers: str) -> None:
 
 
 @pytest.mark.parametrize("numbers", ["4", "4, 5", '"candidate 9"'])
-def test_a_list_of_unknown_numbers_alone_is_not_taken_for_none(numbers: str) -> None:
+def test_a_list_with_only_unknown_numbers_is_not_an_empty_list(numbers: str) -> None:
     for completion in (f"[{numbers}]", f'{{"candidates": [{numbers}]}}', f"Answer: [{numbers}]"):
         with pytest.raises(Unparsable):
             chosen(completion)
@@ -316,7 +316,7 @@ def test_candidates_may_have_reasons_but_no_other_verdicts(completion: str, numb
         assert chosen(completion) == numbers
 
 
-def test_texts_stand_for_numbers() -> None:
+def test_texts_can_replace_numbers() -> None:
     assert chosen(json.dumps(FACTS[1:])) == [2, 3]
     with pytest.raises(Unparsable):
         chosen('["it is high", 3]')

@@ -51,7 +51,7 @@ def read(given: list[Any], parts: int = 1) -> list[dict[str, Any]]:
 
 
 @given(st.lists(outcomes, min_size=1, max_size=12), st.integers(1, 4))
-def test_vectors_are_read_with_length_one_and_nothing_else_has_one(given: list[Any], parts: int) -> None:
+def test_vectors_are_read_with_length_one_and_other_rows_have_no_vector(given: list[Any], parts: int) -> None:
     for one, row in zip(given, read(given, parts), strict=True):
         if isinstance(one, list):
             expected = normalised(np.array([one], np.float32))[0].tolist()
@@ -69,7 +69,7 @@ def test_a_sliced_batch_is_read_without_the_rows_before_it() -> None:
     assert found.to_pylist()[0] == {"id": 3, "request_id": "3", "vector": [1, 0], "error_type": None, "error": None}
 
 
-def test_lookups_are_no_stages_with_templates_and_are_found_by_name() -> None:
+def test_lookups_are_stages_without_templates_and_are_found_by_name() -> None:
     assert not set(LOOKUPS) & set(STAGES)
     assert {name: definition_of(name).variables for name in LOOKUPS} == {
         "embed_text": ("text", "kind"),
@@ -79,7 +79,7 @@ def test_lookups_are_no_stages_with_templates_and_are_found_by_name() -> None:
 
 
 @pytest.mark.parametrize("stage", ["embed_text", "web_search"])
-def test_a_text_that_is_no_answer_cannot_be_read(stage: str) -> None:
+def test_a_text_without_an_answer_is_unparsable(stage: str) -> None:
     with pytest.raises(Unparsable):
         definition_of(stage).parse("<html>", {})
 

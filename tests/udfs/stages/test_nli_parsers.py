@@ -118,7 +118,7 @@ LONE_NONE = ["None", "none.", "- None", "* **None**.", "(none)", "```\nNone\n```
 
 
 @pytest.mark.parametrize("completion", [*LONE_NONE, "None\n\nNote: the text is empty."])
-def test_a_lone_none_is_no_atom(completion: str) -> None:
+def test_a_single_none_is_not_an_atom(completion: str) -> None:
     assert units(completion) == []
     assert revised(completion) == []
 
@@ -187,7 +187,7 @@ def test_lists_that_could_lose_a_statement_are_unparsable(completion: str) -> No
 
 
 @pytest.mark.parametrize("completion", ["", "*", "---"])
-def test_prose_is_no_list_of_statements(completion: str) -> None:
+def test_prose_is_not_a_list_of_statements(completion: str) -> None:
     with pytest.raises(Unparsable):
         revised(completion)
 
@@ -283,13 +283,13 @@ def test_equal_statements_take_their_ratings_in_order() -> None:
     assert ratings("* A [Relevance: 4]\n* B [Relevance: 1]\n* A [Relevance: 5]", ["A", "B", "A"]) == [4, 1, 5]
 
 
-def test_statements_that_only_signs_tell_apart_are_not_rated_once() -> None:
+def test_statements_that_differ_only_in_punctuation_are_not_merged() -> None:
     assert ratings("* C++ is old [Relevance: 4]\n* C is old [Relevance: 1]", ["C++ is old", "C is old"]) == [4, 1]
     with pytest.raises(Unparsable):
         ratings("* C++ is old [Relevance: 4]", ["C++ is old", "C is old"])
 
 
-def test_statements_that_differ_in_a_number_are_told_apart() -> None:
+def test_statements_that_differ_in_a_number_are_distinct() -> None:
     statements = [f"It was built in {year}" for year in (1998, 1999)]
     completion = "\n".join(
         f"* {each} [Relevance: {mark}]" for each, mark in zip(reversed(statements), "25", strict=True)

@@ -66,13 +66,13 @@ LONE_NONE = ["None", "none.", "- None", "* **None**.", "(none)", "```\nNone\n```
 
 
 @pytest.mark.parametrize("completion", [*LONE_NONE, "None\n\nNote: the text has nothing on it."])
-def test_a_lone_none_is_no_question(completion: str) -> None:
+def test_a_single_none_is_not_a_question(completion: str) -> None:
     assert mined(completion) == []
     assert refined(completion) == []
 
 
 @pytest.mark.parametrize("completion", ["", " \n", "Here are the questions:", "*", "<think>* A?"])
-def test_prose_is_no_list_of_questions(completion: str) -> None:
+def test_prose_is_not_a_list_of_questions(completion: str) -> None:
     with pytest.raises(Unparsable):
         mined(completion)
 
@@ -122,7 +122,7 @@ def test_a_listed_question_without_a_rating_is_unparsable(form: str, said: str) 
 
 
 @pytest.mark.parametrize("completion", ["", "How high is it", "I would give [Relevance: 4] to most.", "[Relevance: 4]"])
-def test_ratings_without_questions_are_no_list(completion: str) -> None:
+def test_ratings_without_questions_are_not_a_list(completion: str) -> None:
     with pytest.raises(Unparsable):
         refined(completion)
 
@@ -218,7 +218,7 @@ ANSWER_LISTS = {
         ("A: 5 m [Confidence: 3 (it says so)]", "5 m"),
     ],
 )
-def test_an_answer_is_what_stands_between_label_and_confidence(written: str, answer: str) -> None:
+def test_an_answer_is_the_text_between_label_and_confidence(written: str, answer: str) -> None:
     assert answered(f"* Q?\n{written}\n", ["Q?"]) == [[(answer, 3)]]
 
 
@@ -272,11 +272,11 @@ def test_an_answer_without_a_confidence_is_unparsable(written: str) -> None:
     "written",
     ["None", "Not stated", "not mentioned in the text", "Unknown.", "N/A", "The text does not say", "no information"],
 )
-def test_an_answer_that_says_that_the_text_does_not_say_is_none(written: str, confidence: str) -> None:
+def test_an_answer_that_the_text_has_no_answer_is_none(written: str, confidence: str) -> None:
     assert answered(f"* Q?\nA: {written}{confidence}", ["Q?"]) == [[]]
 
 
-def test_answers_under_a_line_that_asks_nothing_are_unparsable() -> None:
+def test_answers_under_a_line_without_a_question_are_unparsable() -> None:
     with pytest.raises(Unparsable):
         answered("* Q?\nA: 5 m [Confidence: 4]\n* Otherwise\nA: 6 m [Confidence: 4]", ["Q?"])
 

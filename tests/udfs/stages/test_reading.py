@@ -7,13 +7,13 @@ import pytest
 from untold.udfs.stages.reading import first_turn, is_none, split_marker
 
 
-def test_a_marker_is_taken_once() -> None:
+def test_a_marker_is_used_once() -> None:
     assert split_marker("  - - a").text == "- a"
     assert split_marker("-5 °C").marked is False
     assert split_marker("-The sun").text == "The sun"
 
 
-def test_only_a_lone_none_is_none() -> None:
+def test_only_a_single_none_is_none() -> None:
     assert is_none("‘None’.")
     assert not is_none("None of them")
     assert not is_none("")
@@ -33,7 +33,7 @@ def test_every_leading_think_block_goes() -> None:
         "<|begin_of_thought|>a<|end_of_thought|>",
     ],
 )
-def test_thinking_in_any_tags_is_no_answer(thinking: str) -> None:
+def test_thinking_in_any_tags_is_not_an_answer(thinking: str) -> None:
     assert first_turn(f"{thinking}b", []).strip() == "b"
 
 
@@ -43,5 +43,5 @@ def test_thinking_that_never_ends_leaves_no_answer(opened: str) -> None:
 
 
 @pytest.mark.parametrize("answer", ["<label>neutral</label>", "<b>a</b> b", "[Covered statements]\nNone"])
-def test_tags_of_an_answer_are_no_thinking(answer: str) -> None:
+def test_tags_of_an_answer_are_not_thinking(answer: str) -> None:
     assert first_turn(answer, []).strip() == answer

@@ -120,7 +120,7 @@ def test_without_one_clear_answer_a_relation_is_unparsable(completion: str) -> N
         relation(completion)
 
 
-def test_words_that_are_premise_or_hypothesis_own_are_no_answer() -> None:
+def test_words_of_the_premise_or_hypothesis_are_not_an_answer() -> None:
     with pytest.raises(Unparsable):
         relation("The premise says that Sweden was neutral.", "Sweden was neutral.", "Sweden took no side.")
     assert relation("Neutral.", "Sweden was neutral.", "Sweden took no side.") == "neutral"
@@ -133,7 +133,7 @@ stored = st.tuples(said, st.sampled_from([None, "http_500", ""]), st.sampled_fro
 
 
 @given(st.lists(stored, max_size=12))
-def test_equal_completions_of_a_batch_are_read_once_and_as_each_alone(rows: list[tuple[str | None, ...]]) -> None:
+def test_equal_completions_of_a_batch_are_parsed_once_with_the_same_result(rows: list[tuple[str | None, ...]]) -> None:
     bound = Stage("classify_relation", STAGES["classify_relation"].variables, "m", template="")
     batches = [
         pa.RecordBatch.from_pylist([dict(zip(TEXTS.names, (str(place), *row), strict=True))], TEXTS)

@@ -33,7 +33,7 @@ def test_every_tag_of_the_shipped_prompts_is_known() -> None:
 
 
 @given(st.lists(st.tuples(WORDS, st.integers(1, 5), st.sampled_from(WRAPPED)), min_size=1, unique_by=lambda x: x[0]))
-def test_ratings_beside_tags_keep_their_places(rows: list[tuple[str, int, Callable[[str], str]]]) -> None:
+def test_ratings_next_to_tags_keep_their_positions(rows: list[tuple[str, int, Callable[[str], str]]]) -> None:
     completion = "\n".join(f"{wrap(text)} [Relevance: {rating}]" for text, rating, wrap in rows)
 
     found = STAGES["rate_relevance"].parse(completion, {"query": "q", "statements": [text for text, *_ in rows]})
@@ -53,7 +53,7 @@ def test_ratings_beside_tags_keep_their_places(rows: list[tuple[str, int, Callab
         ("<answer>one</answer> of <text>two</text>", "one of <text>two</text>"),
     ],
 )
-def test_tags_go_and_a_line_that_an_item_opens_is_one(completion: str, bare: str) -> None:
+def test_tags_are_removed_and_a_line_that_an_item_opens_is_kept(completion: str, bare: str) -> None:
     assert without_echoes(completion, ["A page with <text> in it"])[0] == bare
 
 
@@ -72,7 +72,7 @@ def test_escaped_texts_of_the_prompt_are_found_in_the_completion(texts: list[str
     assert digits[0].offset > digits[-1].offset or len(texts) == 1
 
 
-def test_a_statement_has_its_texts_own_signs_and_thinking_stays_closed() -> None:
+def test_a_statement_has_the_characters_of_its_text_and_thinking_remains_closed() -> None:
     text = "A page may begin with <text> and end with <|im_end|> or <think>."
     completion = f"- {as_data(text)}: Fact"
 

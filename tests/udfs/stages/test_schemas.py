@@ -290,14 +290,14 @@ INSTANCES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def test_every_stage_has_a_schema_but_the_one_whose_completion_is_its_answer() -> None:
+def test_every_stage_except_free_text_has_a_schema() -> None:
     assert set(STAGES) - set(INSTANCES) == {"generate_answer"}
     assert STAGES["generate_answer"].schema is None
 
 
 @pytest.mark.parametrize("stage", INSTANCES)
 @given(data=st.data())
-def test_what_a_schema_accepts_is_read_as_it_is_meant(stage: str, data: st.DataObject) -> None:
+def test_valid_objects_of_a_schema_are_parsed(stage: str, data: st.DataObject) -> None:
     variables, said, expected = data.draw(INSTANCES[stage])
     definition = STAGES[stage]
     assert definition.schema is not None
@@ -370,7 +370,7 @@ VARIABLES |= {"contexts": ["a", "b"], "first": "salt", "second": "ferry", "premi
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_completion_in_the_published_form_is_told_from_others(stage: str) -> None:
+def test_a_completion_in_the_published_form_is_distinguished_from_others(stage: str) -> None:
     definition = STAGES[stage]
     for completion, known in zip(FORMS[stage], ("parsed_template", "parsed_lenient"), strict=True):
         if completion is None:
@@ -393,7 +393,7 @@ def test_a_form_is_looked_for_in_linear_time(stage: str) -> None:
         assert_linear(read, 64_000)
 
 
-def test_json_that_is_not_of_the_schema_is_no_schema() -> None:
+def test_json_outside_the_schema_is_not_valid() -> None:
     definition = STAGES["check_coverage"]
     for said in (
         '{"label": "COVERED", "evidence_claim_ids": [2]}',
@@ -411,7 +411,7 @@ def test_a_schema_of_too_many_numbers_has_a_range() -> None:
     assert filled({"type": "integer", "enum": "claims"}, {}) == {"type": "integer", "minimum": 1, "maximum": 1}
 
 
-def test_a_model_that_thinks_is_asked_for_no_reasoning() -> None:
+def test_a_thinking_model_gets_no_request_for_reasoning() -> None:
     schema = STAGES["compare_answers"].schema
     assert schema is not None
     assert list(schema["properties"]) == ["reasoning", "relation"]

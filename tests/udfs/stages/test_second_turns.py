@@ -122,7 +122,7 @@ def test_an_input_of_another_request_ends_the_turn(case: str) -> None:
 
 
 @pytest.mark.parametrize("token", ["<|im_end|>", "</s>", "[/INST]", "</think>", "Human: hello"])
-def test_an_input_may_hold_the_token_itself(token: str) -> None:
+def test_an_input_can_contain_the_token(token: str) -> None:
     text = f"A turn ends at {token} as a rule."
     assert read("extract_claims", f"- {text}\n- It is old.", {"text": text}) == {"claims": [text, "It is old."]}
 
@@ -165,7 +165,7 @@ def test_a_heading_of_thoughts_does_not_hide_the_result(case: str, heading: str)
 
 @pytest.mark.parametrize("gap", ["\n", "\n\n"])
 @pytest.mark.parametrize("case", FREE)
-def test_thoughts_without_an_end_are_no_text(case: str, gap: str) -> None:
+def test_thoughts_without_an_end_are_not_text(case: str, gap: str) -> None:
     stage, variables, completion, _ = CASES[case]
     assert read(stage, f"Thinking:\nThe year fits.{gap}{completion}", variables) is None
 
@@ -207,7 +207,7 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("stage", RESULTS)
-def test_markup_around_a_result_is_no_part_of_it(stage: str) -> None:
+def test_markup_around_a_result_is_not_part_of_it(stage: str) -> None:
     variables, result, expected = RESULTS[stage]
     found = [read(stage, completion, variables) for completion in wrapped(json.dumps(result))]
     assert all(each in (expected, None) for each in found)
@@ -232,11 +232,11 @@ MORE = [
 @pytest.mark.parametrize(
     "case", ["evaluate_coverage", "extract_claims", "bare claims", "extract_atoms", "mine_questions", "align_claims"]
 )
-def test_a_list_that_says_that_more_follows_is_not_whole(case: str, more: str) -> None:
+def test_a_list_that_announces_more_items_is_not_complete(case: str, more: str) -> None:
     stage, variables, completion, _ = CASES[case]
     assert read(stage, f"{completion}\n{more}", variables) is None
 
 
 @pytest.mark.parametrize("last", ["...", "... and 2 more", "etc."])
-def test_the_last_element_may_say_so_too(last: str) -> None:
+def test_the_last_element_can_announce_more_items(last: str) -> None:
     assert read("extract_claims", json.dumps([BRIDGE, last]), {"text": "x"}) is None

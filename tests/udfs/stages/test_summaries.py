@@ -30,7 +30,7 @@ from untold.udfs.stages.definitions import Unparsable
         "None<|im_end|>",
     ],
 )
-def test_a_lone_none_is_no_summary(completion: str) -> None:
+def test_a_single_none_is_not_a_summary(completion: str) -> None:
     assert summary(completion) is None
 
 

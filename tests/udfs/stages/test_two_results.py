@@ -63,7 +63,7 @@ def test_two_results_that_differ_are_unparsable(completion: str) -> None:
     assert read("evaluate_coverage", completion, VARIABLES) is None
 
 
-def test_two_results_that_agree_are_one() -> None:
+def test_two_equal_results_are_one_result() -> None:
     assert read("evaluate_coverage", f"{SAME}\n{SAME}", VARIABLES) == ROW
 
 
@@ -94,12 +94,12 @@ PART = QUOTED.partition("\n")[2]
     ],
 )
 @pytest.mark.parametrize("name", ["response", "query"])
-def test_headings_of_a_quoted_input_count_for_nothing(completion: str, name: str) -> None:
+def test_headings_of_a_quoted_input_have_no_effect(completion: str, name: str) -> None:
     assert read("evaluate_coverage", completion, {**VARIABLES, name: QUOTED}) == ROW
 
 
 @pytest.mark.parametrize("part", [QUOTED, QUOTED.partition("\n")[2]])
-def test_lists_of_an_input_are_no_result(part: str) -> None:
+def test_lists_of_an_input_are_not_a_result(part: str) -> None:
     assert read("evaluate_coverage", part, {**VARIABLES, "response": QUOTED}) is None
 
 
@@ -194,7 +194,7 @@ def test_other_results_that_differ_are_unparsable(stage: str) -> None:
     assert [read(stage, completion, variables) for completion in completions] == [None] * len(completions)
 
 
-def test_a_label_of_an_input_is_no_answer() -> None:
+def test_a_label_of_an_input_is_not_an_answer() -> None:
     assert read("classify_relation", PAIR["premise"], PAIR) is None
     said = f'The hypothesis "{PAIR["hypothesis"]}" is open: neutral'
     assert read("classify_relation", said, PAIR) in ({"relation": "neutral"}, None)

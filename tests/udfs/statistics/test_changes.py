@@ -26,7 +26,7 @@ def test_errors_are_scipys() -> None:
     assert interval_of(both, seed=0).mean == pytest.approx(later.mean() - earlier.mean())
 
 
-def test_the_interval_of_what_a_system_moved_more_than_the_judge_holds_the_truth() -> None:
+def test_the_interval_of_a_change_beyond_the_judge_contains_the_truth() -> None:
     random = np.random.default_rng(1)
     held = 0
     for _ in range(60):
@@ -48,13 +48,13 @@ def test_noise_has_hardly_ever_a_shift(nights: int) -> None:
     assert sum(found) <= 20 + 4 * sqrt(400 * 0.05 * 0.95)
 
 
-def test_noise_of_nights_beyond_that_of_samples_is_no_shift() -> None:
+def test_noise_of_nights_beyond_the_noise_of_samples_is_not_a_shift() -> None:
     random = np.random.default_rng(0)
     found = [bool(find_shifts(random.normal(0.5, 0.1, 30), [0.01] * 29, points=30)) for _ in range(400)]
     assert sum(found) <= 20 + 4 * sqrt(400 * 0.05 * 0.95)
 
 
-def test_a_small_shift_is_found_where_no_two_nights_differ_by_more_than_chance() -> None:
+def test_a_small_shift_is_found_without_a_significant_difference_of_two_nights() -> None:
     random = np.random.default_rng(0)
     levels = np.repeat([0.6, 0.5], 15)
     found = [find_shifts(random.normal(levels, 0.05), [0.05 * sqrt(2)] * 29, points=30) for _ in range(50)]

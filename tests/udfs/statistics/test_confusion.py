@@ -45,12 +45,12 @@ def test_a_score_predicts_one_label_and_matches_no_other(score: float | None, la
     assert [name for name in LABELS if match_label(score, name)] == ([] if score is None else [label])
 
 
-def test_a_label_that_is_none_of_the_three_is_refused() -> None:
+def test_an_unknown_label_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'correct' is none of Incorrect, Partially correct, Correct"):
         match_label(1.0, "correct")
 
 
-def test_an_undefined_score_counts_as_incorrect_under_zero_alone() -> None:
+def test_an_undefined_score_only_counts_as_incorrect_under_zero() -> None:
     assert under_convention(RECORDED, "mismatch").tolist() == RECORDED.tolist()
     assert under_convention(RECORDED, "zero").tolist() == [[135, 68, 4, 0], [144, 758, 22, 0], [18, 37, 14, 0]]
 
@@ -97,7 +97,7 @@ def macro_f1_of_rows(labels: Sequence[str], predicted: Sequence[str]) -> float |
 
 @examples(200)
 @given(table=tables)
-def test_measures_are_those_of_the_rows(table: IntArray) -> None:
+def test_measures_equal_the_rows(table: IntArray) -> None:
     labels, predicted = rows_of(table)
     expected = (
         kappa_of_rows(labels, predicted),
@@ -111,7 +111,7 @@ def test_measures_are_those_of_the_rows(table: IntArray) -> None:
         assert np.isnan(value) if oracle is None else value == pytest.approx(oracle, abs=1e-12)
 
 
-def test_measures_of_many_tables_at_once_are_those_of_each() -> None:
+def test_measures_of_many_tables_at_once_equal_the_measures_of_each() -> None:
     many = np.random.default_rng(3).integers(0, 5, (20, 3, 4))
     for measure in MEASURES.values():
         assert measure(many).tolist() == [float(measure(table)) for table in many]
@@ -130,7 +130,7 @@ def measured(name: str, labels: IntArray, predicted: IntArray) -> FloatArray:
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_limits_are_those_of_scipys_bootstrap_of_the_rows(name: str) -> None:
+def test_limits_equal_scipys_bootstrap_of_the_rows(name: str) -> None:
     table = (RECORDED // 4).astype(np.int64)
     cells = np.repeat(np.arange(12), table.ravel())
 
@@ -209,7 +209,7 @@ def test_the_seed_decides_the_limits() -> None:
         ("a", [], None),
     ],
 )
-def test_a_context_is_covered_where_half_of_its_words_occur(
+def test_a_context_is_covered_if_half_of_its_words_occur(
     response: str, contexts: list[str], score: float | None
 ) -> None:
     assert overlap_score(response, contexts) == score

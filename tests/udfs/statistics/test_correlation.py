@@ -62,7 +62,7 @@ def test_values_p_values_and_limits_are_scipys(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCIPY)
-def test_limits_by_clusters_are_those_of_scipys_bootstrap_of_the_clusters(name: str) -> None:
+def test_limits_by_clusters_equal_scipys_bootstrap_of_the_clusters(name: str) -> None:
     x, y = draw_pairs(90)
     owner = np.arange(90) // 3
 
@@ -78,7 +78,7 @@ def test_limits_by_clusters_are_those_of_scipys_bootstrap_of_the_clusters(name: 
     assert [got.low, got.high] == pytest.approx([float(limits.low), float(limits.high)], abs=noise)
 
 
-def test_each_pair_in_a_cluster_of_its_own_is_no_cluster() -> None:
+def test_clusters_of_one_pair_equal_no_clusters() -> None:
     x, y = draw_pairs(40)
     names = [f"{number:02}" for number in range(40)]
     assert correlate(x, y, names, seed=2, resamples=500) == correlate(x, y, seed=2, resamples=500)

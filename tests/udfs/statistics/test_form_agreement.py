@@ -42,7 +42,7 @@ def test_a_system_that_a_resample_lacks_does_not_win_in_it() -> None:
     assert (found.same_winner, found.changes) == (False, 1)
 
 
-def test_tied_systems_have_no_tau_and_one_has_no_ranking() -> None:
+def test_tied_systems_have_no_tau_and_one_system_has_no_ranking() -> None:
     sums = np.stack([np.ones((5, 2)), np.arange(10).reshape(5, 2)])
     found = compare_rankings(sums, np.ones((5, 2)), seed=0)
     assert found is not None
@@ -66,7 +66,7 @@ def test_kappa_is_that_of_all_verdicts_together() -> None:
     assert 0.05 < found.high - found.low < 0.2
 
 
-def test_where_nothing_differs_the_limits_are_kappa_itself() -> None:
+def test_without_differences_the_limits_equal_kappa() -> None:
     tables = np.zeros((5, 2, 3), int)
     tables[:, 0, 0], tables[:, 1, 1] = 3, 2
     found = kappa_by_query(tables, seed=0)

@@ -75,13 +75,13 @@ def distances_from_scipy(rows: FloatArray, batch: int) -> list[float]:
 
 
 @pytest.mark.parametrize("shape", SMOOTH_SHAPES)
-def test_limits_are_those_of_scipy_at_2_000_rows(shape: str) -> None:
+def test_limits_equal_scipy_at_2_000_rows(shape: str) -> None:
     assert max(distances_from_scipy(sample(shape, 2_000), batch=200)) < RESAMPLING_NOISE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["ratios", "skewed"])
-def test_limits_are_those_of_scipy_at_10_000_rows(shape: str) -> None:
+def test_limits_equal_scipy_at_10_000_rows(shape: str) -> None:
     assert max(distances_from_scipy(sample(shape, 10_000), batch=100)) < RESAMPLING_NOISE
 
 
@@ -147,7 +147,7 @@ def test_order_and_splitting_of_counts_change_nothing(pairs: list[tuple[float, i
 
 @examples(50)
 @given(pairs=pairs)
-def test_limits_lie_within_the_values_and_are_never_nan(pairs: list[tuple[float, int]]) -> None:
+def test_limits_are_within_the_values_and_are_never_nan(pairs: list[tuple[float, int]]) -> None:
     got = bca_interval([v for v, _ in pairs], [c for _, c in pairs], seed=5, resamples=200)
     present = [v for v, c in pairs if c]
     assert (got.mean is None) == (not present)
@@ -258,18 +258,18 @@ def distances_from_scipys_ratio(sums: FloatArray, sizes: IntArray) -> list[float
 
 
 @pytest.mark.parametrize("shape", CLUSTERS)
-def test_clustered_limits_are_those_of_scipy_at_2_000_rows(shape: Callable[..., Clusters]) -> None:
+def test_clustered_limits_equal_scipy_at_2_000_rows(shape: Callable[..., Clusters]) -> None:
     assert max(distances_from_scipys_ratio(*clusters(shape, 500))) < RESAMPLING_NOISE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", CLUSTERS)
-def test_clustered_limits_are_those_of_scipy_at_10_000_rows(shape: Callable[..., Clusters]) -> None:
+def test_clustered_limits_equal_scipy_at_10_000_rows(shape: Callable[..., Clusters]) -> None:
     assert max(distances_from_scipys_ratio(*clusters(shape, 2_500))) < RESAMPLING_NOISE
 
 
 @pytest.mark.parametrize("shape", [skewed_and_distinct, one_giant])
-def test_clusters_taken_together_in_cells_have_scipys_limits(shape: Callable[..., Clusters]) -> None:
+def test_clusters_grouped_in_cells_have_scipys_limits(shape: Callable[..., Clusters]) -> None:
     sums, sizes = clusters(shape, 2 * MAX_CELLS)
     assert max(distances_from_scipys_ratio(sums, sizes)) < RESAMPLING_NOISE
 
@@ -323,7 +323,7 @@ def test_order_and_grouping_of_clusters_change_nothing(rows: ClusterRows, data: 
 
 @examples(100)
 @given(rows=cluster_rows)
-def test_clustered_limits_lie_within_the_means_of_clusters(rows: ClusterRows) -> None:
+def test_clustered_limits_are_within_the_means_of_clusters(rows: ClusterRows) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         got = clustered_bca_interval(*columns(rows), seed=5, resamples=200)

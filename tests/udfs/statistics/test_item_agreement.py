@@ -17,7 +17,7 @@ RESAMPLING_NOISE = 0.25  # in standard errors, of a limit with 10,000 resamples
 
 @settings(deadline=None)
 @given(st.none() | st.lists(st.sampled_from(["yes", "no", "partly", None]), max_size=7))
-def test_votes_are_of_those_who_said_anything(labels: list[str | None] | None) -> None:
+def test_votes_only_count_annotators_with_a_label(labels: list[str | None] | None) -> None:
     covered = sum(label in ("yes", "partly") for label in labels or ())
     said = sum(label is not None for label in labels or ())
     assert votes(labels, {"yes", "partly"}) == (covered, said - covered)
@@ -36,7 +36,7 @@ def test_kappa_is_that_of_statsmodels(table: list[list[int]]) -> None:
     assert found is None if np.isnan(expected) else found == pytest.approx(expected)
 
 
-def test_items_of_one_annotator_say_nothing_of_agreement() -> None:
+def test_items_of_one_annotator_have_no_effect_on_agreement() -> None:
     table = [[2, 1], [3, 0], [0, 3]]
     assert fleiss_kappa([*table, [1, 0], [0, 0]]) == fleiss_kappa(table)
     assert fleiss_kappa([[1, 0], [0, 1]]) is None

@@ -83,7 +83,7 @@ def test_all_flips_are_enumerated_as_long_as_scipy_does() -> None:
 
 @examples(60)
 @given(tenths=st.lists(st.integers(-10, 10), min_size=1, max_size=9))
-def test_equal_sums_tie_whatever_their_last_bits(tenths: list[int]) -> None:
+def test_equal_sums_are_ties_for_any_last_bits(tenths: list[int]) -> None:
     null = [sum(sizes) for sizes in itertools.product(*((-t, t) for t in tenths))]
     sides = [sum(total >= sum(tenths) for total in null), sum(total <= sum(tenths) for total in null)]
     assert p_of(flipped([t / 10 for t in tenths])) == min(1.0, 2 * min(sides) / len(null))
@@ -180,14 +180,14 @@ def test_wrong_arguments_are_refused() -> None:
 
 
 @given(st.lists(st.none() | st.floats(0, 1), max_size=12))
-def test_adjusted_p_values_are_scipys_over_those_that_are_there(p_values: list[float | None]) -> None:
+def test_adjusted_p_values_equal_scipy_without_nulls(p_values: list[float | None]) -> None:
     got = adjust_p_values(p_values)
     present = [p for p in p_values if p is not None]
     assert [p is None for p in got] == [p is None for p in p_values]
     assert [p for p in got if p is not None] == list(stats.false_discovery_control(present) if present else [])
 
 
-def test_nulls_are_no_members_of_the_family() -> None:
+def test_nulls_are_not_members_of_the_family() -> None:
     assert adjust_p_values([0.01, None, 0.04, 0.03]) == pytest.approx([0.03, None, 0.04, 0.04])
     assert adjust_p_values([None, 0.2]) == [None, 0.2]
     assert adjust_p_values([]) == []
@@ -220,7 +220,7 @@ def test_questions_of_one_answer_flip_as_answers_do() -> None:
     assert clustered_permutation_test(values, np.ones_like(counts), counts, seed=1) == flipped(rows, seed=1)
 
 
-def test_questions_without_answers_count_for_nothing() -> None:
+def test_questions_without_answers_have_no_effect() -> None:
     assert clustered_permutation_test([0.0], [0], seed=0) == PairedTest(0, None, None)
     assert clustered_permutation_test([0.5, 0.0], [2, 0], seed=0) == PairedTest(2, 0.25, 1.0)
 
@@ -239,7 +239,7 @@ def matches_of(questions: int, answers: int, correlation: float, random: np.rand
 
 
 def sizes_of_tests(correlation: float, *, replications: int = 2_500) -> tuple[float, float]:
-    """How often tests that heed questions, and tests that do not, reject at 5 % what is not there."""
+    """Return the false positive rates at 5 % of tests with and without regard to questions."""
     random = np.random.default_rng(11)
     rejected = np.zeros(2)
     for seed in range(replications):
@@ -285,7 +285,7 @@ def test_whole_questions_change_groups() -> None:
     assert thrice.difference == pytest.approx(once.difference)
 
 
-def test_groups_that_are_all_equal_do_not_differ_by_chance_alone() -> None:
+def test_equal_groups_do_not_differ_by_chance() -> None:
     same, other = np.full(8, 0.5), np.full(8, 0.25)
     assert unpaired_permutation_test(group(same), group(same), seed=0) == PairedTest(16, 0.0, 1.0)
     assert p_of(unpaired_permutation_test(group(same), group(other), seed=0)) < 0.001
@@ -300,7 +300,7 @@ def test_the_p_value_of_an_error_is_students(freedom: int) -> None:
 
 @examples(100)
 @given(st.integers(0, 2**32))
-def test_shifts_cost_at_most_as_much_as_those_of_ruptures(seed: int) -> None:
+def test_shifts_cost_at_most_as_much_as_in_ruptures(seed: int) -> None:
     """`ruptures` prunes too much near the end of a series, so some of its results are not the optimum."""
     random = np.random.default_rng(seed)
     size = int(random.integers(2 * LEAST, 60))

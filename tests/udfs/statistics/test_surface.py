@@ -26,7 +26,7 @@ class EmptyWordNet:
 
 @examples(60)
 @given(TEXTS, TEXTS)
-def test_scores_are_those_of_the_libraries(response: str, reference: str) -> None:
+def test_scores_equal_the_libraries(response: str, reference: str) -> None:
     found = surface_scores(response, reference)
     assert tuple(found) == SURFACE
     tokens = [re.findall(r"\w+", text.casefold()) for text in (reference, response)]
@@ -48,7 +48,7 @@ def test_meteor_matches_words_and_stems_and_no_synonyms() -> None:
     assert len(stem_match(["making"], ["make"], PorterStemmer())[0]) == 1
 
 
-def test_lines_are_sentences_to_rouge_lsum_alone() -> None:
+def test_only_rouge_lsum_treats_lines_as_sentences() -> None:
     scores = surface_scores("honey is sweet\nbees are small", "bees are small\nhoney is sweet")
     assert scores["rougeLsum"] == 1.0 > scores["rougeL"]
 

@@ -44,7 +44,7 @@ def intervals_of(tables: IntArray, seed: int) -> Mapping[tuple[str, str], Interv
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("name", MEASURES)
-def test_limits_are_those_of_scipys_bootstrap_of_the_questions(name: str, convention: str) -> None:
+def test_limits_equal_scipys_bootstrap_of_the_questions(name: str, convention: str) -> None:
     tables = make_questions(60)
 
     def statistic(chosen: IntArray, axis: int = -1) -> FloatArray:
@@ -84,7 +84,7 @@ def test_order_changes_nothing_and_conventions_may_be_applied_first() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 30])
-def test_questions_that_are_all_alike_have_no_limits(count: int) -> None:
+def test_equal_questions_have_no_limits(count: int) -> None:
     table = np.zeros((1, *SHAPE), dtype=np.int64)
     table[0, 1, 1], table[0, 0, 1], table[0, 2, 4] = 3, 1, 1
     with warnings.catch_warnings():
@@ -93,7 +93,7 @@ def test_questions_that_are_all_alike_have_no_limits(count: int) -> None:
             assert interval == Interval(interval.mean, None, None)
 
 
-def test_a_failed_score_is_no_row_under_zero_and_incorrect_as_published() -> None:
+def test_a_failed_score_is_omitted_under_zero_and_incorrect_as_published() -> None:
     table = np.array([[1, 0, 0, 2, 4], [0, 3, 0, 0, 1], [0, 0, 5, 1, 0]])
     assert under_convention(table, "mismatch").tolist() == [[1, 0, 0, 6], [0, 3, 0, 1], [0, 0, 5, 1]]
     assert under_convention(table, "zero").tolist() == [[3, 0, 0, 0], [0, 3, 0, 0], [1, 0, 5, 0]]

@@ -49,7 +49,7 @@ def test_shares_are_within_one_of_their_proportion_and_sum_up(counts: dict[str, 
 
 
 @given(st.integers(1, 400), st.integers(1, 5))
-def test_half_of_what_is_challenging_is_partial(size: int, number: int) -> None:
+def test_half_of_the_challenging_references_are_partial(size: int, number: int) -> None:
     methods = [f"m{place}" for place in range(number)]
     quotas = quotas_of(Subset("challenging", size), {}, methods)
     singles = [quotas[f"singleton:{name}"] for name in methods]
