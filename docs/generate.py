@@ -32,7 +32,7 @@ SCHEMA = re.compile(r"((?:^# [^\n]*\n)+)(\w+) = pa\.schema\(\n(.*?)^\)", re.MULT
 COLUMN = re.compile(r'^ +\("(\w+)", .*\),(?:  # (.*))?$', re.MULTILINE)
 TABLES_IN_GENERAL = """
 Columns are only added. Any column may be null, which means that a value does not exist or is unknown. Ids are texts.
-Scores and rates lie between 0 and 1. [Contract, Tables](../contract.md#tables) explains values.
+Scores and rates lie between 0 and 1. [Contract, Tables](../contract/output.md#tables) explains values.
 """
 
 
@@ -82,7 +82,7 @@ def settings() -> str:
         [(f"`{key}`", f"`{default}`", allowed, meaning) for key, allowed, default, meaning in describe(advanced=rare)]
         for rare in (False, True)
     )
-    parts = ["# Settings\n", "[Contract, Settings](../contract.md#settings) says which layer wins.\n"]
+    parts = ["# Settings\n", "[Contract, Settings](../contract/commands.md#settings) says which layer wins.\n"]
     parts += [table(heads, usual), "## Advanced settings\n\nFew runs need them.\n", table(heads, advanced)]
     parts.append("## Presets\n")
     for name in shipped_names("endpoints"):
@@ -166,7 +166,7 @@ def formats() -> str:
         "Labelled coverage (`--dataset coverage --format`)": (known_formats("items"), FORMATS),
         "Labelled claims (`--dataset claims --format`)": (CLAIM_FORMATS, CLAIM_FORMATS),
     }
-    intro = "Untold reads these formats. The [contract](../contract.md#samples) describes each of them.\n"
+    intro = "Untold reads these formats. The [contract](../contract/input.md#samples) describes each of them.\n"
     parts = ["# Data formats\n", intro]
     for heading, (names, adapters) in known.items():
         rows = [(f"`{name}`", code(_needs(adapters[name])) if name in adapters else "") for name in names]

@@ -25,7 +25,15 @@ from untold.udfs.stages.definitions import LinearSize
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("methods", "architecture", "contract")
-DOCS = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in NAMES}
+
+
+def text_of(name: str) -> str:
+    """Return the text of a page and of all pages in its folder."""
+    pages = [ROOT / "docs" / f"{name}.md", *sorted((ROOT / "docs" / name).glob("*.md"))]
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages)
+
+
+DOCS = {name: text_of(name) for name in NAMES}
 
 
 def section(doc: str, heading: str) -> str:

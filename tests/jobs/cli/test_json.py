@@ -25,7 +25,7 @@ from untold.jobs.tables import TABLES
 from untold.udfs.llm.usage import Usage
 from untold.udfs.stages import STAGES
 
-CONTRACT = (Path(__file__).resolve().parents[3] / "docs/contract.md").read_text(encoding="utf-8")
+CONTRACT = (Path(__file__).resolve().parents[3] / "docs/contract/commands.md").read_text(encoding="utf-8")
 # They write files, or text in a format that an option names
 WITHOUT = {"report", "export", "package", "completion"}
 
