@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
-import numpy as np
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -167,7 +166,7 @@ def _alpha(items: Counter[tuple[str, ...]]) -> float | None:
     """Return Krippendorff's alpha of items, counted by their labels."""
     names = sorted({label for labels in items for label in labels})
     table = [[labels.count(name) for name in names] for labels in items]
-    alpha = krippendorff_alpha(np.repeat(np.array(table), list(items.values()), axis=0)) if table else None
+    alpha = krippendorff_alpha(table, list(items.values())) if table else None
     return None if alpha is None else round(alpha, DECIMALS)
 
 

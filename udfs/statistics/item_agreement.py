@@ -67,23 +67,26 @@ def fleiss_kappa(table: ArrayLike) -> float | None:
     return None if chance == 1 else (fsum(agreed) / len(counts) - chance) / (1 - chance)
 
 
-def krippendorff_alpha(table: ArrayLike) -> float | None:
+def krippendorff_alpha(table: ArrayLike, items: ArrayLike = 1) -> float | None:
     """Return Krippendorff's alpha of nominal labels, or None if no item has two labels or all labels are equal.
 
     table: as `fleiss_kappa`. An item has the weight of its labels, while items have equal weights in Fleiss' kappa.
+    items: the number of items with the labels of each row, int64[rows].
     Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability"; the package `krippendorff` is the reference.
     """
     counts: IntArray = np.atleast_2d(np.asarray(table, dtype=np.int64))
-    counts = counts[counts.sum(axis=1) >= 2]
+    numbers = np.broadcast_to(np.asarray(items, dtype=np.int64), len(counts))
+    are_comparable = counts.sum(axis=1) >= 2
+    counts, numbers = counts[are_comparable], numbers[are_comparable]
     if not len(counts):
         return None
-    raters, labels = counts.sum(axis=1), counts.sum(axis=0)
+    raters, labels = counts.sum(axis=1), (counts * numbers[:, None]).sum(axis=0)
     total = int(labels.sum())
     by_chance = total * total - int((labels * labels).sum())
     if not by_chance:
         return None
     unequal = (raters * raters - (counts * counts).sum(axis=1)) / (raters - 1)
-    return 1 - (total - 1) * fsum(unequal) / by_chance
+    return 1 - (total - 1) * fsum(unequal * numbers) / by_chance
 
 
 def auc(totals: IntArray) -> FloatArray:

@@ -54,6 +54,14 @@ TABLES = st.integers(2, 3).flatmap(
 
 
 @settings(deadline=None)
+@given(TABLES, st.data())
+def test_alpha_of_counted_rows_equals_alpha_of_repeated_rows(table: list[list[int]], data: st.DataObject) -> None:
+    items = data.draw(st.lists(st.integers(0, 5), min_size=len(table), max_size=len(table)))
+    expected = krippendorff_alpha(np.repeat(np.array(table), items, axis=0))
+    assert krippendorff_alpha(table, items) == (None if expected is None else pytest.approx(expected))
+
+
+@settings(deadline=None)
 @given(TABLES)
 def test_alpha_is_that_of_the_package_krippendorff(table: list[list[int]]) -> None:
     reference = pytest.importorskip("krippendorff")
