@@ -31,6 +31,7 @@ def bounds_of(verdicts: Sequence[str | None]) -> list[tuple[float | None, float,
     return [(one if None not in verdicts else None, one, other) for one, other in zip(low, high, strict=True)]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", ["importance", "rag", "icat-s"])
 def test_rows_are_those_of_the_verdicts(name: str, run_here: RunHere, tmp_path: Path) -> None:
     case = CASES[name]

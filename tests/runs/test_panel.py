@@ -153,6 +153,7 @@ def test_the_runs_model_lists_the_items_once_and_only_the_judges_label_them(nugg
     assert {name: usage["assign_nuggets", name] for name in VOTERS} == lists
 
 
+@pytest.mark.gate
 def test_a_plan_counts_the_requests_of_every_judge(run_here: RunHere, nuggets: Panel, tmp_path: Path) -> None:
     requests = sum(server.count() for server in nuggets.judges.values())
     rows = {}
@@ -167,6 +168,7 @@ def test_a_plan_counts_the_requests_of_every_judge(run_here: RunHere, nuggets: P
     assert fresh["requests"] >= requests
 
 
+@pytest.mark.gate
 def test_another_start_asks_nothing_again(run_here: RunHere, nuggets: Panel) -> None:
     before = [server.count() for server in (nuggets.main, *nuggets.judges.values())]
     flags = ("--metric", "nuggets", "--retry-failed")
@@ -175,6 +177,7 @@ def test_another_start_asks_nothing_again(run_here: RunHere, nuggets: Panel) -> 
     assert [server.count() for server in (nuggets.main, *nuggets.judges.values())] == before
 
 
+@pytest.mark.gate
 def test_a_judge_that_is_down_leaves_missing_votes_and_the_next_start_completes_them(
     run_here: RunHere, tmp_path: Path
 ) -> None:
@@ -202,6 +205,7 @@ def test_a_judge_that_is_down_leaves_missing_votes_and_the_next_start_completes_
         assert all(None not in item.values() for item in votes.values())
 
 
+@pytest.mark.gate
 def test_a_killed_run_pays_for_no_vote_twice(run_here: RunHere, tmp_path: Path) -> None:
     path = write_samples(tmp_path / "samples.jsonl", nugget_samples()[:6])
     with ExitStack() as stack:
@@ -220,6 +224,7 @@ def test_a_killed_run_pays_for_no_vote_twice(run_here: RunHere, tmp_path: Path) 
         assert all(len(item) == len(VOTERS) for item in votes_of(tmp_path / "out", "assign_nuggets").values())
 
 
+@pytest.mark.gate
 def test_the_judges_of_e2e_label_the_statements_of_the_runs_model(run_here: RunHere, tmp_path: Path) -> None:
     samples = [sample for world in worlds(4, "closed", ids=True) for sample in world.samples(2)]
     samples.append({**samples[0], "sample_id": "blank", "response": " "})

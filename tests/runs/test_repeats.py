@@ -95,6 +95,7 @@ def test_a_share_of_the_samples_is_judged_again_by_nli(run_here: RunHere, server
     assert sorted_rows(tmp_path / "alone", "scores") == sorted_rows(tmp_path / "out", "scores")
 
 
+@pytest.mark.gate
 def test_an_order_of_contexts_that_changes_scores_is_in_the_summary(
     run_here: RunHere, server: ModelServer, spark: SparkSession, tmp_path: Path
 ) -> None:

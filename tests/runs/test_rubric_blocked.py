@@ -33,6 +33,7 @@ def expected_of(ask: Any, worlds: int) -> Expectation[ExpectedRubric]:
     return found
 
 
+@pytest.mark.gate
 def test_all_tables_and_requests_are_those_of_brute_force(run_here: RunHere, tmp_path: Path) -> None:
     worlds, asked = 40, set()
 

@@ -71,6 +71,7 @@ def test_all_tables_and_requests_are_those_of_brute_force(job: WorldJob) -> None
         assert sum(value is not None and value > 0 for _, (value, _, _) in pairs) > 3
 
 
+@pytest.mark.gate
 def test_a_plan_knows_the_requests_of_a_run(run_here: RunHere, job: WorldJob, tmp_path: Path) -> None:
     """The plan of the metric citations sends nothing either, because its requests for the support are the same."""
 
