@@ -19,7 +19,16 @@ METRICS: Registry[Metric] = Registry(
     places={
         name: f"untold.jobs.metrics.{name}:METRIC"
         for name in (
-            *("e2e", "nli", "qa", "icat", "importance", "longrecall", "nuggets", "rag", "rubric", "citations"),
+            "e2e",
+            "nli",
+            "qa",
+            "icat",
+            "importance",
+            "longrecall",
+            "nuggets",
+            "rag",
+            "rubric",
+            "citations",
             "answer_relevancy",
         )
     },
@@ -73,9 +82,10 @@ def stages_of(metrics: Sequence[str], settings: Settings) -> list[str]:
     """Return the distinct stages of metrics in order.
 
     Metrics with a common stage share its requests, so a plan and a run bind the stage once. Raises SettingsError if the
-    judge takes the place of a language model and cannot answer a stage.
+    judge takes the place of a language model and cannot answer a stage, and for a panel that a metric does not support.
     """
     asked = {metric: METRICS[metric].asks(settings) for metric in metrics}
+    # Checks the panel
     judged_stages_of(metrics, settings)
     if settings.llm.is_judge:
         _check_judged(asked)

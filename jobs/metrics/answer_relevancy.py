@@ -26,9 +26,12 @@ UNKNOWN: base.Bounds = {
 
 def assume(settings: Settings) -> base.Assumptions:
     """Assume a clear label for each sentence."""
-    label = F.transform("sentences", lambda _: F.lit(relevancy_measures.RELEVANT))
-    reason = F.transform("sentences", lambda _: F.lit(None).cast("string"))
-    return base.Assumptions(settings, {JUDGE: {"labels": label, "reasons": reason}})
+    return base.Assumptions(settings, {JUDGE: _lists(settings).assumed(relevancy_measures.RELEVANT)})
+
+
+def _lists(settings: Settings) -> NumberedList:
+    outputs = {"labels": "label", "reasons": "reason"}
+    return NumberedList(JUDGE, settings.answer_relevancy.list_size, {"sentences": "text"}, outputs)
 
 
 def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tables:
@@ -40,10 +43,9 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
         relevancy_measures.cut_batches, spark_schema(relevancy_measures.CUT)
     )
     cut = tools.keep(cut, "sentences")
-    size = settings.answer_relevancy.list_size
-    lists = NumberedList(JUDGE, size, {"sentences": "text"}, {"labels": "label", "reasons": "reason"})
     calls = base.StageCalls(NAME, tools)
-    judged = calls.record(JUDGE, tools.keep(lists.ask(tools, cut, "sample_id"), "judged-sentences"))
+    labels = _lists(settings).ask(tools, cut, "sample_id")
+    judged = calls.record(JUDGE, tools.keep(labels, "judged-sentences"))
     concluded = tools.keep(_conclude(cut, judged), "concluded")
     known = base.with_status(samples, concluded)
     return {

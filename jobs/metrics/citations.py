@@ -73,9 +73,12 @@ def _page_files(path: str) -> list[InputFile]:
 
 def assume(settings: Settings) -> base.Assumptions:
     """Assume full support for each sentence."""
-    support = F.transform("sentences", lambda _: F.lit(citation_measures.FULL))
-    reason = F.transform("sentences", lambda _: F.lit(None).cast("string"))
-    return base.Assumptions(settings, {JUDGE: {"supports": support, "reasons": reason}})
+    return base.Assumptions(settings, {JUDGE: _lists(settings).assumed(citation_measures.FULL)})
+
+
+def _lists(settings: Settings) -> NumberedList:
+    outputs = {"supports": "verdict", "reasons": "reason"}
+    return NumberedList(JUDGE, settings.citations.list_size, {"sentences": "text"}, outputs)
 
 
 def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tables:
@@ -111,8 +114,7 @@ def judge_sentences(
     cited = tools.keep(cited, "cited-sentences")
     if own.sources is not None:
         cited = tools.keep(_with_pages(cited, _pages(cited, absolute(own.sources), settings)), "sources-with-texts")
-    lists = NumberedList(JUDGE, own.list_size, {"sentences": "text"}, {"supports": "verdict", "reasons": "reason"})
-    asked = lists.judge(tools, settings, SUPPORTS, _to_judge(cited), "sample_id", "group")
+    asked = _lists(settings).judge(tools, settings, SUPPORTS, _to_judge(cited), "sample_id", "group")
     judged = calls.record(JUDGE, tools.keep(asked, "judged-citations"))
     verdicts = base.collect(judged, "judged", "group", "number", "verdict", "reason", "error_type")
     rows = cited.withColumn("sentences", F.transform("sentences", _without_texts))

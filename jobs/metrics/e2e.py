@@ -32,7 +32,8 @@ NAME = "e2e"
 STAGE = "evaluate_coverage"
 LIST, COVER = "list_conflicts", "cover_sides"
 # The statements that a judge of a panel labels in one request
-_COVERING = NumberedList(COVER, 20, {"statements": "text"}, {"covered": "covered"})
+LISTED = 20
+_COVERING = NumberedList(COVER, LISTED, {"statements": "text"}, {"covered": "covered"})
 
 
 def stages(settings: Settings) -> tuple[str, ...]:
@@ -57,7 +58,7 @@ def assume(settings: Settings) -> Assumptions:
     judgement = {
         STAGE: {"statements": F.array(*([statement] if settings.judges else [])), "dropped": F.lit(0)},
         LIST: {"conflicts": F.array(conflict), "dropped": F.lit(0)},
-        COVER: {"covered": F.transform("statements", lambda _: F.lit(False))},
+        COVER: _COVERING.assumed(label=False),
     }
     return Assumptions(
         settings,

@@ -65,6 +65,16 @@ class NumberedList:
     variables: Mapping[str, str]
     outputs: Mapping[str, str]
 
+    def assumed(self, label: str | bool) -> dict[str, Column]:
+        """Return the columns of `outputs` for a plan: the label for each item, and null in all other columns."""
+        items = next(iter(self.variables))
+
+        def each(value: Column) -> Column:
+            return F.transform(items, lambda _: value)
+
+        first, *others = self.outputs
+        return {first: each(F.lit(label)), **dict.fromkeys(others, each(F.lit(None).cast("string")))}
+
     def ask(self, tools: Tools, rows: DataFrame, *keys: str) -> DataFrame:
         """Return `keys`, number, and the columns of `outputs` and `OUTCOME`: a row per listed item.
 

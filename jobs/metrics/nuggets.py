@@ -87,13 +87,9 @@ def assume(settings: Settings) -> base.Assumptions:
 def _labelled(settings: Settings) -> dict[str, Mapping[str, Column]]:
     return {
         **citations.assume(settings).results,
-        RATE: {"labels": _all(nugget_measures.VITAL)},
-        ASSIGN: {"labels": _all(nugget_measures.SUPPORT), "reasons": _all(None)},
+        RATE: _RATED.assumed(nugget_measures.VITAL),
+        ASSIGN: _ASSIGNED.assumed(nugget_measures.SUPPORT),
     }
-
-
-def _all(label: str | None) -> Column:
-    return F.transform("nuggets", lambda _: F.lit(label).cast("string"))
 
 
 def _expected(settings: Settings, figures: summaries.StageFigures) -> dict[str, Mapping[str, Column]]:

@@ -55,9 +55,12 @@ def unknown_bounds(settings: Settings) -> base.Bounds:
 
 def assume(settings: Settings) -> base.Assumptions:
     """Assume a clear verdict for each criterion."""
-    verdict = F.transform("criteria", lambda _: F.lit(rubric_measures.MET))
-    reason = F.transform("criteria", lambda _: F.lit(None).cast("string"))
-    return base.Assumptions(settings, {JUDGE: {"verdicts": verdict, "reasons": reason}})
+    return base.Assumptions(settings, {JUDGE: _lists(settings).assumed(rubric_measures.MET)})
+
+
+def _lists(settings: Settings) -> NumberedList:
+    outputs = {"verdicts": "verdict", "reasons": "reason"}
+    return NumberedList(JUDGE, settings.rubric.list_size, {"criteria": "text", "levels": "levels"}, outputs)
 
 
 def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tables:
@@ -67,11 +70,8 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     """
     own = settings.rubric
     given = _given(samples, relative=own.score == rubric_measures.RELATIVE)
-    lists = NumberedList(
-        JUDGE, own.list_size, {"criteria": "text", "levels": "levels"}, {"verdicts": "verdict", "reasons": "reason"}
-    )
     calls = base.StageCalls(NAME, tools)
-    verdicts = lists.judge(tools, settings, VERDICTS, _to_judge(given), "sample_id", "side")
+    verdicts = _lists(settings).judge(tools, settings, VERDICTS, _to_judge(given), "sample_id", "side")
     judged = calls.record(JUDGE, tools.keep(verdicts, "judged-criteria"))
     concluded = tools.keep(_conclude(given, judged, own.score), "concluded")
     known = base.with_status(samples, concluded)

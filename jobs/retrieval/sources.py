@@ -78,9 +78,6 @@ def row_ranges(spark: SparkSession, rows: int) -> DataFrame:
 
 
 STAGE = "embed_text"
-# The results of a stage next to the vector
-
-
 # Sends the requests of a stage for rows, and keeps some of their columns: `Tools.ask`, or `ask` of a runner
 Ask = Callable[[str, DataFrame, tuple[str, ...]], DataFrame]
 

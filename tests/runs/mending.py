@@ -11,8 +11,9 @@ from typing import Any, Generic, TypeVar
 
 from tests.fakes.lookups import LOOKUPS
 from tests.fakes.model_server import ModelServer
-from tests.runs.fates import ASKED_ONCE, ERRORS, PASSING, RETRIED, fate_of
-from tests.runs.harness import Ended, Row, read_table
+from tests.runs.fates import ASKED_ONCE, ATTEMPTS, ERRORS, PASSING, RETRIED, fate_of
+from tests.runs.harness import Ended, Row, read_table, write_samples
+from tests.runs.here import RunHere
 
 SHARE = 0.01
 LIMITED = {"status": 429, "headers": {"Retry-After": "0.5"}}
@@ -138,3 +139,30 @@ def assert_mended(
     assert_ended(ended, 0, last)
     assert not last.failures
     return first
+
+
+def mend_worlds(
+    run_here: RunHere,
+    folder: Path,
+    samples: Sequence[Row],
+    *flags: str,
+    rules: Sequence[Row],
+    expect: Callable[[Fates], Expectation[SampleT]],
+    check: Callable[[Path, Mapping[str, SampleT]], None],
+    settings: Mapping[str, Any],
+) -> Expectation[SampleT]:
+    """Do `assert_mended` for a job over the samples of worlds in an empty folder.
+
+    check: compare the tables of an output with the expected results.
+    """
+    path, output = write_samples(folder / "samples.jsonl", samples), folder / "out"
+    given = {"llm.timeout_seconds": 2, "llm.max_attempts": ATTEMPTS, **settings}
+    with ModelServer(answer="world") as server:
+        return assert_mended(
+            lambda *more: run_here(server, path, output, *flags, *more, settings=given),
+            server,
+            output,
+            rules,
+            expect,
+            lambda expected: check(output, expected),
+        )

@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 
 from tests.fakes.criteria import RELEVANCY
-from tests.fakes.model_server import ModelServer
 from tests.fakes.relevancy import ExpectedRelevancy, JudgedRelevancy, relevancy_samples
-from tests.runs.fates import ATTEMPTS
-from tests.runs.harness import read_table, words_of, write_samples
+from tests.runs.harness import read_table, words_of
 from tests.runs.here import RunHere
-from tests.runs.mending import Expectation, Fates, assert_mended, faults_of
+from tests.runs.mending import Expectation, faults_of, mend_worlds
 from tests.runs.reported import assert_reported
 from tests.runs.world_jobs import WorldJob, assert_measured, run_worlds
-from tests.runs.worlds import rows_by_sample, scores_of
+from tests.runs.worlds import concluded_of
 
 METRIC = ("--metric", "answer_relevancy")
 WORLDS, LISTED = 60, 3
@@ -45,11 +43,7 @@ def expected_of(ask: Any = lambda *_, **__: None, worlds: int = WORLDS) -> Expec
 
 def assert_concluded(output: Path, expected: Mapping[str, ExpectedRelevancy]) -> None:
     """Compare all tables with brute force."""
-    scores, measures, statements = (
-        scores_of(output),
-        rows_by_sample(output, "measures"),
-        rows_by_sample(output, "statements"),
-    )
+    scores, measures, statements = concluded_of(output, "statements")
     assert scores.keys() == expected.keys()
     for name, one in expected.items():
         assert_measured(scores[name], measures[name], one, one.measures["answer_relevancy"])
@@ -94,20 +88,15 @@ def test_show_and_the_report_have_the_sentences(run_here: RunHere, job: WorldJob
 @pytest.mark.gate
 def test_every_fault(run_here: RunHere, tmp_path: Path) -> None:
     worlds = 500
-    path = write_samples(tmp_path / "samples.jsonl", [sample for sample, _ in relevancy_samples(worlds)])
-    output, settings = tmp_path / "out", {**SETTINGS, "llm.timeout_seconds": 2, "llm.max_attempts": ATTEMPTS}
-
-    def expect(fates: Fates) -> Expectation[ExpectedRelevancy]:
-        return expected_of(fates.ask, worlds)
-
-    with ModelServer(answer="world") as server:
-        first = assert_mended(
-            lambda *flags: run_here(server, path, output, *METRIC, *flags, settings=settings),
-            server,
-            output,
-            faults_of((RELEVANCY,), unread=(RELEVANCY,), hanging=(RELEVANCY,)),
-            expect,
-            lambda expected: assert_concluded(output, expected),
-        )
+    first = mend_worlds(
+        run_here,
+        tmp_path,
+        [sample for sample, _ in relevancy_samples(worlds)],
+        *METRIC,
+        rules=faults_of((RELEVANCY,), unread=(RELEVANCY,), hanging=(RELEVANCY,)),
+        expect=lambda fates: expected_of(fates.ask, worlds),
+        check=assert_concluded,
+        settings=SETTINGS,
+    )
     statuses = Counter(one.status for one in first.samples.values())
     assert min(statuses[name] for name in ("ok", "partial", "failed", "no_statements")) > 1, statuses

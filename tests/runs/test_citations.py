@@ -24,7 +24,7 @@ from tests.jobs.report.outputs import data_of
 from tests.runs.harness import Row, read_table, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.world_jobs import WorldJob, assert_measured, run_worlds
-from tests.runs.worlds import rows_by_sample, scores_of
+from tests.runs.worlds import concluded_of, rows_by_sample
 from untold.jobs.api import open_run
 from untold.jobs.report.page import make_report
 from untold.udfs.samples.citations import source_key
@@ -75,11 +75,7 @@ def test_all_tables_equal_brute_force(job: WorldJob) -> None:
 
 def assert_concluded(output: Path, expected: Mapping[str, ExpectedCitations], score: str) -> None:
     """Compare all tables with brute force."""
-    scores, measures, citations = (
-        scores_of(output),
-        rows_by_sample(output, "measures"),
-        rows_by_sample(output, "citations"),
-    )
+    scores, measures, citations = concluded_of(output, "citations")
     assert scores.keys() == expected.keys()
     for name, one in expected.items():
         bounds = one.measures[score] if one.status != "no_statements" else (None, None, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,10 @@ import pytest
 from tests.fakes.citations import ExpectedCitations, JudgedCitations, citation_worlds, pages_of
 from tests.fakes.criteria import CITED
 from tests.fakes.model_server import ModelServer
-from tests.runs.fates import ATTEMPTS
 from tests.runs.harness import write_samples
 from tests.runs.here import RunHere
 from tests.runs.killing import Whole, assert_same_tables, kill_in_stages, run_whole
-from tests.runs.mending import Expectation, Fates, assert_mended, faults_of
+from tests.runs.mending import Expectation, Fates, faults_of, mend_worlds
 from tests.runs.test_citations import assert_concluded
 
 pytestmark = pytest.mark.gate
@@ -50,23 +50,16 @@ def expect(fates: Fates) -> Expectation[ExpectedCitations]:
 
 def test_every_fault(run_here: RunHere, tmp_path: Path) -> None:
     worlds = citation_worlds(WORLDS)
-    path = write_samples(tmp_path / "samples.jsonl", [sample for world in worlds for sample in world.samples(2)])
     pages = write_samples(tmp_path / "pages.jsonl", pages_of(worlds))
-    output, rules = tmp_path / "out", faults_of((CITED,), unread=(CITED,), hanging=(CITED,))
-    settings = {
-        "llm.timeout_seconds": 2,
-        "llm.max_attempts": ATTEMPTS,
-        "citations.list_size": 3,
-        "citations.sources": str(pages),
-    }
-    with ModelServer(answer="world") as server:
-        first = assert_mended(
-            lambda *flags: run_here(server, path, output, "--metric", "citations", *flags, settings=settings),
-            server,
-            output,
-            rules,
-            expect,
-            lambda expected: assert_concluded(output, expected, "f1"),
-        )
+    first = mend_worlds(
+        run_here,
+        tmp_path,
+        [sample for world in worlds for sample in world.samples(2)],
+        *("--metric", "citations"),
+        rules=faults_of((CITED,), unread=(CITED,), hanging=(CITED,)),
+        expect=expect,
+        check=partial(assert_concluded, score="f1"),
+        settings={"citations.list_size": 3, "citations.sources": str(pages)},
+    )
     statuses = Counter(one.status for one in first.samples.values())
     assert min(statuses[name] for name in ("ok", "partial", "failed", "no_statements")) > 1, statuses

@@ -8,18 +8,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.fakes.classifier import LABELS, SEPARATOR
-from tests.fakes.expected import Expected, Options, count_requests, expected_nli
+from tests.fakes.expected import count_requests, expected_nli
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world import worlds
 from tests.graph.standin import has_graphframes
-from tests.runs.harness import Row, canonical, read_manifest, read_table, sum_usage, words_of, write_samples
+from tests.runs.audits import NliJob, assert_audited, relations_of
+from tests.runs.harness import Row, canonical, read_table, sum_usage, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.icat_jobs import words_among
 from tests.runs.killing import kill_among
@@ -46,7 +47,6 @@ from untold.jobs.inference.stage.bindings import bind_lookup
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.pairs import content_words, is_audited
 from untold.udfs.retrieval.classifying import Classifier, find_classifier
-from untold.udfs.statistics.intervals import clustered_bca_interval
 
 WORLDS = 40
 NLI = ("--metric", "nli")
@@ -63,7 +63,6 @@ BY_API: dict[str, dict[str, Any]] = {
     "predict": {"model": "judge"},
     "score": {"model": "judge"},
 }
-NliJob: TypeAlias = Job[Options, Expected]
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +78,6 @@ def job(run_here: RunHere, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         asked = Counter({stage: server.count(stage) for stage in count_requests(samples, options)})
         expected = {sample["sample_id"]: expected_nli(sample, options) for sample in samples}
         yield Job(server, samples, options, path, folder / "out", ended, asked, expected)
-
-
-def relations_of(output: Path) -> dict[str, dict[tuple[str, str], str | None]]:
-    """Return the relation of each pair of texts of each sample."""
-    texts = {row["atom_id"]: row["text"] for row in read_table(output, "atoms")}
-    return {
-        sample_id: {(texts[row["premise_id"]], texts[row["hypothesis_id"]]): row["relation"] for row in rows}
-        for sample_id, rows in rows_by_sample(output, "relations").items()
-    }
 
 
 def test_scores_and_statuses_equal_brute_force(job: NliJob) -> None:
@@ -353,69 +343,6 @@ def write_judge(job: NliJob, folder: Path) -> Path:
     """Write a classifier for these words and return its folder."""
     write_classifier(folder / "judge", labels=list(LABELS), **words_of_judge(job))
     return folder / "judge"
-
-
-def assert_audited(
-    job: NliJob, output: Path, share: float, tell: Callable[[tuple[str, str]], tuple[str, str | None]]
-) -> Counter[str]:
-    """Check the tables of an audit against brute force, and return the number of pairs by source.
-
-    The argument `tell` returns the source of a pair and, for a pair without the model, its relation.
-    """
-    texts = {row["atom_id"]: row["text"] for row in read_table(output, "atoms")}
-    told: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
-    audited: dict[tuple[str, str], tuple[str | None, str | None]] = {}
-    counts: Counter[str] = Counter()
-    for row in read_table(output, "relations"):
-        told[row["sample_id"]][texts[row["premise_id"]], texts[row["hypothesis_id"]]] = row["judged_by"]
-    found, scores = relations_of(output), scores_of(output)
-    measures = {(row["sample_id"], row["measure"]): row["value"] for row in read_table(output, "measures")}
-    expected: dict[str, Expected] = {}
-    for sample in job.samples:
-        name, whole = sample["sample_id"], job.expected[sample["sample_id"]]
-        known = {pair: tell(pair) for pair in whole.relations}
-        tellers = {pair: teller for pair, (teller, _) in known.items()}
-        asked = {pair for pair, teller in tellers.items() if teller in ("model", "audit")}
-        judged = {pair: whole.relations[pair] if pair in asked else relation for pair, (_, relation) in known.items()}
-        assert (told[name], found.get(name, {})) == (tellers, judged)
-        expected[name] = expected_nli(sample, job.options, judged)
-        score = expected[name].score
-        assert scores[name]["score"] == score
-        drawn = {pair: (judged[pair], known[pair][1]) for pair, teller in tellers.items() if teller == "audit"}
-        audited |= drawn
-        counts.update(tellers.values())
-        worth = [
-            (score or 0.0) - (expected_nli(sample, job.options, {**judged, pair: told}).score or 0.0)
-            for pair, (relation, told) in drawn.items()
-            if "entailment" in (relation, told) and relation != told
-        ]
-        corrected = None if score is None else pytest.approx(score + sum(worth) * (1 / share - 1))
-        assert measures[name, "score_audited"] == corrected
-    assert_conflicts(output, expected)
-    missed = Counter(relation for relation, told in audited.values() if relation != told)
-    rows = {(row["measure"], row["system"]): row for row in read_table(output, "measures_summary")}
-    assert (rows["miss_rate", None]["defined"], rows["miss_rate", None]["mean"]) == (
-        len(audited),
-        missed.total() / len(audited),
-    )
-    for relation in ("entailment", "contradiction", "neutral"):
-        assert rows[f"miss_rate_{relation}", None]["mean"] == missed[relation] / len(audited)
-    audits = read_manifest(output)["audits"]
-    assert {one["measure"]: one["mean"] for one in audits} == {
-        name: row["mean"] for (name, _), row in rows.items() if name.startswith("miss_rate")
-    }
-    of_query: dict[str, list[float]] = defaultdict(list)
-    for sample in job.samples:
-        if (value := measures[sample["sample_id"], "score_audited"]) is not None:
-            of_query[sample["query"]].append(value)
-    sums, sizes = ([count(own) for own in of_query.values()] for count in (sum, len))
-    interval = clustered_bca_interval(sums, sizes, seed=0)
-    row = rows["score_audited", None]
-    assert row["mean"] == pytest.approx(interval.mean)
-    # The resamples use another order of the queries
-    assert (row["ci_low"], row["ci_high"]) == pytest.approx((interval.low, interval.high), abs=0.02)
-    assert missed.total() > 5
-    return counts
 
 
 def filtered(premise: str, hypothesis: str, share: float) -> tuple[str, str | None]:

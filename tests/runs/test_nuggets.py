@@ -19,7 +19,7 @@ from tests.runs.harness import Row, read_table, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.reported import assert_reported
 from tests.runs.world_jobs import WorldJob, assert_measured, run_worlds
-from tests.runs.worlds import rows_by_sample, scores_of
+from tests.runs.worlds import concluded_of
 
 NUGGETS = ("--metric", "nuggets")
 WORLDS, RESPONSES = 28, 2
@@ -52,11 +52,7 @@ def test_all_tables_equal_brute_force(job: WorldJob) -> None:
 
 def assert_concluded(output: Path, expected: Mapping[str, ExpectedNuggets | None]) -> None:
     """Compare all tables with brute force. The expectation is None for a failed sample."""
-    scores, measures, statements = (
-        scores_of(output),
-        rows_by_sample(output, "measures"),
-        rows_by_sample(output, "statements"),
-    )
+    scores, measures, statements = concluded_of(output, "statements")
     assert scores.keys() == expected.keys()
     for name, one in expected.items():
         row = scores[name]

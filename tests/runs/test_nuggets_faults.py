@@ -15,11 +15,10 @@ from tests.fakes.asked_nuggets import judge_nuggets
 from tests.fakes.expected_nuggets import ExpectedNuggets, Options
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world_nuggets import nugget_worlds
-from tests.runs.fates import ATTEMPTS
 from tests.runs.harness import Row, write_samples
 from tests.runs.here import RunHere
 from tests.runs.killing import Whole, assert_same_tables, kill_in_stages, run_whole
-from tests.runs.mending import Expectation, Fates, assert_mended, faults_of
+from tests.runs.mending import Expectation, Fates, faults_of, mend_worlds
 from tests.runs.test_nuggets import assert_concluded
 
 pytestmark = pytest.mark.slow
@@ -53,18 +52,16 @@ def expect(samples: Sequence[Row], fates: Fates) -> Expectation[ExpectedNuggets 
 
 def test_every_fault_in_every_stage(run_here: RunHere, tmp_path: Path) -> None:
     samples = [sample for world in nugget_worlds(220) for sample in world.samples(2)]
-    path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
-    # Any text is a summary or a nugget
-    rules = faults_of(STAGES, unread=STAGES[2:], hanging=STAGES[1:2])
-    with ModelServer(answer="world") as server:
-        settings = {"llm.timeout_seconds": 2, "llm.max_attempts": ATTEMPTS, "nuggets.window": 1}
-        first = assert_mended(
-            lambda *flags: run_here(server, path, output, "--metric", "nuggets", *flags, settings=settings),
-            server,
-            output,
-            rules,
-            lambda fates: expect(samples, fates),
-            lambda expected: assert_concluded(output, expected),
-        )
+    first = mend_worlds(
+        run_here,
+        tmp_path,
+        samples,
+        *("--metric", "nuggets"),
+        # Any text is a summary or a nugget
+        rules=faults_of(STAGES, unread=STAGES[2:], hanging=STAGES[1:2]),
+        expect=lambda fates: expect(samples, fates),
+        check=assert_concluded,
+        settings={"nuggets.window": 1},
+    )
     statuses = Counter("failed" if one is None else one.status for one in first.samples.values())
     assert min(statuses[name] for name in ("ok", "partial", "failed", "no_statements")) > 5, statuses

@@ -14,7 +14,7 @@ from tests.fakes.model_server import ModelServer
 from tests.runs.harness import Row, read_table, sorted_rows, words_of, write_samples
 from tests.runs.here import RunHere
 from tests.runs.killing import assert_same_tables, kill_in_stages, run_whole
-from tests.runs.mending import Expectation, Fates, assert_mended, faults_of
+from tests.runs.mending import Expectation, Fates, faults_of, mend_worlds
 from tests.runs.reported import assert_reported
 from tests.runs.worlds import rows_by_sample, scores_of
 from untold.graph.views import one_line
@@ -201,22 +201,20 @@ def _relation(premise: str, claim: str, ask: Callable[..., bool]) -> str | None:
 @pytest.mark.slow
 def test_every_fault_in_every_stage(run_here: RunHere, tmp_path: Path) -> None:
     samples = rag_samples(80, 2)
-    path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
-    rules = faults_of(STAGES, unread=STAGES[1:], hanging=STAGES[:1])
-    with ModelServer(answer="world") as server:
-        settings = {"llm.timeout_seconds": 2, "llm.max_attempts": 4, "rag.claims_per_request": 1}
 
-        def check_scores(expected: Mapping[str, Row]) -> None:
-            rows = scores_of(output)
-            found = {name: {key: row[key] for key in ("status", "unjudged")} for name, row in rows.items()}
-            assert found == expected
+    def check_scores(output: Path, expected: Mapping[str, Row]) -> None:
+        rows = scores_of(output)
+        found = {name: {key: row[key] for key in ("status", "unjudged")} for name, row in rows.items()}
+        assert found == expected
 
-        first = assert_mended(
-            lambda *flags: run_here(server, path, output, *RAG, *flags, settings=settings),
-            server,
-            output,
-            rules,
-            lambda fates: expect(samples, fates),
-            check_scores,
-        )
+    first = mend_worlds(
+        run_here,
+        tmp_path,
+        samples,
+        *RAG,
+        rules=faults_of(STAGES, unread=STAGES[1:], hanging=STAGES[:1]),
+        expect=lambda fates: expect(samples, fates),
+        check=check_scores,
+        settings={"rag.claims_per_request": 1},
+    )
     assert {one["status"] for one in first.samples.values()} == {"ok", "partial", "failed", "no_statements"}

@@ -16,7 +16,7 @@ from tests.jobs.report.outputs import data_of
 from tests.runs.harness import Row, read_table, words_of
 from tests.runs.here import RunHere
 from tests.runs.world_jobs import WorldJob, assert_measured, run_worlds
-from tests.runs.worlds import rows_by_sample, scores_of
+from tests.runs.worlds import concluded_of, rows_by_sample
 from untold.jobs.api import open_run
 from untold.jobs.report.page import make_report
 
@@ -48,11 +48,7 @@ def test_all_tables_equal_brute_force(job: WorldJob) -> None:
 
 def assert_concluded(output: Path, expected: Mapping[str, ExpectedRubric], score: str) -> None:
     """Compare all tables with brute force."""
-    scores, measures, criteria = (
-        scores_of(output),
-        rows_by_sample(output, "measures"),
-        rows_by_sample(output, "criteria"),
-    )
+    scores, measures, criteria = concluded_of(output, "criteria")
     assert scores.keys() == expected.keys()
     for name, one in expected.items():
         assert_measured(scores[name], measures[name], one, one.measures[score])

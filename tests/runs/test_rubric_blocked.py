@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,10 @@ import pytest
 
 from tests.fakes.blocked_rubrics import blocked_samples, judged_without_blocked, texts_judged
 from tests.fakes.criteria import STAGE
-from tests.fakes.model_server import ModelServer
 from tests.fakes.rubrics import ExpectedRubric, JudgedRubric
-from tests.runs.fates import ATTEMPTS
-from tests.runs.harness import read_table, write_samples
+from tests.runs.harness import read_table
 from tests.runs.here import RunHere
-from tests.runs.mending import Expectation, Fates, assert_mended, faults_of
+from tests.runs.mending import Expectation, faults_of, mend_worlds
 from tests.runs.test_rubric import assert_concluded
 from tests.runs.world_jobs import run_worlds
 
@@ -56,20 +55,15 @@ def test_all_tables_and_requests_are_those_of_brute_force(run_here: RunHere, tmp
 @pytest.mark.gate
 def test_every_fault(run_here: RunHere, tmp_path: Path) -> None:
     worlds = 120
-    path = write_samples(tmp_path / "samples.jsonl", [one.sample for one in blocked_samples(worlds)])
-    output, settings = tmp_path / "out", {"llm.timeout_seconds": 2, "llm.max_attempts": ATTEMPTS, "rubric.list_size": 3}
-
-    def expect(fates: Fates) -> Expectation[ExpectedRubric]:
-        return expected_of(fates.ask, worlds)
-
-    with ModelServer(answer="world") as server:
-        first = assert_mended(
-            lambda *flags: run_here(server, path, output, *RUBRIC, *flags, settings=settings),
-            server,
-            output,
-            faults_of((STAGE,), unread=(STAGE,), hanging=(STAGE,)),
-            expect,
-            lambda expected: assert_concluded(output, expected, "strict"),
-        )
+    first = mend_worlds(
+        run_here,
+        tmp_path,
+        [one.sample for one in blocked_samples(worlds)],
+        *RUBRIC,
+        rules=faults_of((STAGE,), unread=(STAGE,), hanging=(STAGE,)),
+        expect=lambda fates: expected_of(fates.ask, worlds),
+        check=partial(assert_concluded, score="strict"),
+        settings={"rubric.list_size": 3},
+    )
     statuses = Counter(one.status for one in first.samples.values())
     assert min(statuses[name] for name in ("ok", "partial", "no_statements")) > 1, statuses

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,10 @@ import pytest
 from tests.fakes.criteria import STAGE
 from tests.fakes.model_server import ModelServer
 from tests.fakes.rubrics import ExpectedRubric, JudgedRubric, rubric_worlds
-from tests.runs.fates import ATTEMPTS
 from tests.runs.harness import Row, write_samples
 from tests.runs.here import RunHere
 from tests.runs.killing import Whole, assert_same_tables, kill_in_stages, run_whole
-from tests.runs.mending import Expectation, Fates, assert_mended, faults_of
+from tests.runs.mending import Expectation, Fates, faults_of, mend_worlds
 from tests.runs.test_rubric import assert_concluded
 
 pytestmark = pytest.mark.gate
@@ -47,17 +47,15 @@ def expect(samples: Sequence[Row], fates: Fates) -> Expectation[ExpectedRubric]:
 
 def test_every_fault(run_here: RunHere, tmp_path: Path) -> None:
     samples = [sample for world in rubric_worlds(150) for sample in world.samples(2)]
-    path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
-    rules = faults_of((STAGE,), unread=(STAGE,), hanging=(STAGE,))
-    with ModelServer(answer="world") as server:
-        settings = {"llm.timeout_seconds": 2, "llm.max_attempts": ATTEMPTS, "rubric.list_size": 3}
-        first = assert_mended(
-            lambda *flags: run_here(server, path, output, "--metric", "rubric", *flags, settings=settings),
-            server,
-            output,
-            rules,
-            lambda fates: expect(samples, fates),
-            lambda expected: assert_concluded(output, expected, "strict"),
-        )
+    first = mend_worlds(
+        run_here,
+        tmp_path,
+        samples,
+        *("--metric", "rubric"),
+        rules=faults_of((STAGE,), unread=(STAGE,), hanging=(STAGE,)),
+        expect=lambda fates: expect(samples, fates),
+        check=partial(assert_concluded, score="strict"),
+        settings={"rubric.list_size": 3},
+    )
     statuses = Counter(one.status for one in first.samples.values())
     assert min(statuses[name] for name in ("ok", "partial", "failed", "no_statements")) > 1, statuses

@@ -48,6 +48,11 @@ def scores_of(output: Path) -> dict[str, Row]:
     return {row["sample_id"]: row for row in read_table(output, "scores")}
 
 
+def concluded_of(output: Path, table: str) -> tuple[dict[str, Row], dict[str, list[Row]], dict[str, list[Row]]]:
+    """Return the scores, the measures and the rows of a table, by sample."""
+    return scores_of(output), rows_by_sample(output, "measures"), rows_by_sample(output, table)
+
+
 def figures_of(row: Row) -> tuple[Any, ...]:
     return row["status"], row["score"], row["covered"], row["uncovered"], row["unjudged"]
 

@@ -242,8 +242,9 @@ def _concluded(row: Row, score: str) -> dict[str, Any]:
     kept = [one for one in statements if one["kept"]]
     measures = measures_of(Nugget(one["importance"], one["support"], one["weight"]) for one in kept)
     covered = [one["covered"] for one in kept]
-    within = [_support_within(one, row) for one in kept] if "whole" in row else []
+    within: list[str | None] = []
     if "whole" in row:
+        within = [_support_within(one, row) for one in kept]
         ends = [_least_and_most(*pair, whole=row["whole"]) for pair in zip(kept, within, strict=True)]
         measures |= supported_measures(ends)
     return {

@@ -164,18 +164,14 @@ def conclude_batches(batches: Iterable[pa.RecordBatch], score: str) -> Iterator[
 def _concluded(row: Row, score: str) -> dict[str, Any]:
     rubric = row["rubric"] or ()
     judged = _by_number(row["judged"])
-    criteria = [_judged(one, judged.get(place, {}), blank=row["blank"]) for place, one in enumerate(rubric, start=1)]
-    met = criteria
+    met = criteria = _judge_all(rubric, judged, blank=row["blank"])
     if row["unblocked_blank"] is not None:
         without = _by_number(row["unblocked"])
-        cut = [_judged(one, without.get(n, {}), blank=row["unblocked_blank"]) for n, one in enumerate(rubric, start=1)]
+        cut = _judge_all(rubric, without, blank=row["unblocked_blank"])
         criteria = [_without_blocked(*pair) for pair in zip(met, cut, strict=True)]
-        judged |= {n: row for n, row in without.items() if criteria[n - 1] is cut[n - 1]}
+        judged |= {number: one for number, one in without.items() if criteria[number - 1] is cut[number - 1]}
     compared = _by_number(row["reference"]) if score == RELATIVE else {}
-    reference = [
-        _judged(one, compared.get(place, {}), blank=score == RELATIVE and row["reference_blank"])
-        for place, one in enumerate(rubric, start=1)
-    ]
+    reference = _judge_all(rubric, compared, blank=score == RELATIVE and row["reference_blank"])
     dimensions = [one["dimension"] for one in rubric]
     measures = measures_of(criteria, reference if score == RELATIVE else None, dimensions, score)
     if row["is_blocked"]:
@@ -226,7 +222,12 @@ def _by_number(judged: Sequence[Row] | None) -> dict[int, Row]:
     return {one["number"]: one for one in judged or ()}
 
 
-def _judged(criterion: Row, judged: Row, *, blank: bool = False) -> JudgedCriterion:
+def _judge_all(rubric: Sequence[Row], judged: Mapping[int, Row], *, blank: bool) -> list[JudgedCriterion]:
+    """Return the criteria with their verdicts. judged: the verdicts by number, from 1."""
+    return [_judged(one, judged.get(number, {}), blank=blank) for number, one in enumerate(rubric, start=1)]
+
+
+def _judged(criterion: Row, judged: Row, *, blank: bool) -> JudgedCriterion:
     """Return a criterion with its verdict. A blank response has the lowest level of a criterion with levels."""
     shares = tuple(level["share"] for level in criterion["levels"] or ())
     verdict = judged.get("verdict")
