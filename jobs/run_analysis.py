@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from importlib.util import find_spec
@@ -84,6 +84,32 @@ class Run(run_tables.RunTables):
         return analysis.compare_runs(
             runs, metrics=metrics, measures=measures, seed=seed, notify=_warn, cluster=cluster, undefined=undefined
         )
+
+    def compare_judges(
+        self,
+        *others: run_tables.RunTables,
+        metrics: Sequence[str] | None = None,
+        families: Mapping[str, str] | None = None,
+        seed: int = 0,
+    ) -> pa.Table:
+        """Return how judges rate families of systems, and if a judge favours its own family.
+
+        The table is that of `untold compare --judges`. The judges are those of this run's panel, or this run and
+        `others` have one judge each and the same samples.
+
+        Args:
+            others: Further runs, each with another judge.
+            metrics: Names of metrics; None is all.
+            families: Families of models and systems by name; by default the first word of a name.
+            seed: Seed of the resampling.
+
+        Raises:
+            UntoldError: The runs have no two judges of one metric.
+        """
+        from untold.jobs.summary.judge_families import compare_judges
+
+        rows = compare_judges((self, *others), metrics=metrics, families=families, seed=seed, notify=_warn)
+        return pa.Table.from_pylist(rows)
 
     def differences(self, *others: run_tables.RunTables, **how: Any) -> pa.Table:
         """Return the differences of systems with 95 % intervals and adjusted p: `comparisons` of `compare`."""

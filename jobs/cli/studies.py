@@ -30,6 +30,7 @@ from untold.jobs.inputs.options import (
     GateOptions,
     GenerateOptions,
     JudgeBudgetOptions,
+    JudgeOptions,
     ReadOptions,
     RunOptions,
 )
@@ -78,7 +79,11 @@ def _compare(options: Options) -> int:
     """Rank the systems of outputs of `untold score`, without an endpoint and without Spark."""
     if options.max_drop is None and (options.markdown or options.junit):
         raise click.UsageError("--markdown and --junit require --max-drop")
+    if options.families and not options.judges:
+        raise click.UsageError("--families requires --judges")
     settings = arguments.settings_without_endpoint(options)
+    if options.judges:
+        return _judges(options, settings)
     if options.max_drop is not None:
         return _gate(options, settings)
     from untold.jobs.compare import comparison_lines
@@ -95,6 +100,26 @@ def _compare(options: Options) -> int:
         )
     how = {"every": options.all, "clustered": options.cluster, "undefined": options.undefined}
     arguments.print_result(options, found, lambda page: comparison_lines(found, page, **how))
+    return 0
+
+
+def _judges(options: Options, settings: Settings) -> int:
+    """Print how judges rate families of systems, and if a judge favours its own family."""
+    if options.max_drop is not None or options.measures or options.undefined != "mean":
+        raise click.UsageError("--judges compares ratings; leave out --max-drop, --measure and --undefined")
+    from untold.jobs.run_tables import open_run
+    from untold.jobs.summary.judge_families import compare_judges, judge_lines
+
+    with arguments.display() as display:
+        display.status("comparing judges")
+        found = compare_judges(
+            [open_run(arguments.absolute(directory)) for directory in options.runs],
+            metrics=options.metrics,
+            families=options.families,
+            seed=settings.statistics.seed,
+            notify=display.note,
+        )
+    arguments.print_result(options, {"judges": found}, lambda page: judge_lines(found, page))
     return 0
 
 
@@ -286,6 +311,7 @@ COMMANDS: dict[str, click.Command] = {
             Argument("runs", "RUN...", "outputs of untold score", many=True),
             *options_of(CompareOptions),
             *options_of(GateOptions),
+            *options_of(JudgeOptions),
             ALL_PAIRS,
             JSON,
             *settings_options(),

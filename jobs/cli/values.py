@@ -208,14 +208,23 @@ def column_pairs(text: str) -> dict[str, str]:
     >>> column_pairs("query=question, contexts=retrieved_contexts")
     {'query': 'question', 'contexts': 'retrieved_contexts'}
     """
+    return _pairs(text, "OURS=THEIRS")
+
+
+def families(text: str) -> dict[str, str]:
+    """Read a comma-separated list of NAME=FAMILY into the families of models and systems, by name."""
+    return _pairs(text, "NAME=FAMILY")
+
+
+def _pairs(text: str, form: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for pair in text.split(","):
-        ours, _, theirs = (half.strip() for half in pair.partition("="))
-        if not ours or not theirs:
-            raise ValueError(f"{pair.strip()!r} is not of the form OURS=THEIRS")
-        if ours in pairs:
-            raise ValueError(f"{ours} is named twice")
-        pairs[ours] = theirs
+        name, _, value = (half.strip() for half in pair.partition("="))
+        if not name or not value:
+            raise ValueError(f"{pair.strip()!r} is not of the form {form}")
+        if name in pairs:
+            raise ValueError(f"{name} is named twice")
+        pairs[name] = value
     return pairs
 
 

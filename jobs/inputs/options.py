@@ -149,6 +149,21 @@ class GateOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JudgeOptions:
+    """Options of `untold compare` for the judges of a panel, or of several runs."""
+
+    judges: bool = option(
+        "--judges", "compare the judges of a panel, or of runs with one judge each: does one favour its family?", False
+    )
+    families: Mapping[str, str] | None = option(
+        "--families NAME=FAMILY,...",
+        "with --judges: families of models and systems, by default the first word of the name (gpt for openai/gpt-4o)",
+        None,
+        read="families",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class EstimateOptions(CompareOptions):
     """Options of `untold estimate` and `untold sample-size`."""
 

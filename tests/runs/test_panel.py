@@ -28,6 +28,8 @@ from tests.runs.harness import Ended, Row, Run, read_table, words_of, write_samp
 from tests.runs.here import RunHere
 from tests.runs.icat_jobs import embedder
 from tests.runs.worlds import scores_of
+from untold.jobs.run_tables import open_run
+from untold.jobs.summary.judge_families import compare_judges
 
 Labels = Sequence[str | None]
 # By label the labels that it includes, as `jobs.metrics.panel` defines them for the rule `all`
@@ -131,6 +133,23 @@ def test_the_majority_of_the_known_votes_is_the_support(nuggets: Panel) -> None:
     failures = [row for row in read_table(nuggets.output, "failures") if row["error_type"] == "undecided"]
     assert {row["sample_id"] for row in failures} == set(undecided)
     assert all(judge in row["error"] for row in failures for judge in VOTERS)
+
+
+def test_the_ratings_of_the_judges_are_their_mean_credits(nuggets: Panel) -> None:
+    credit, systems = {"support": 1.0, "partial_support": 0.5, "not_support": 0.0}, scores_of(nuggets.output)
+    ratings: dict[tuple[str, str], list[float]] = defaultdict(list)
+    by_sample: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for (name, _), votes in votes_of(nuggets.output, "assign_nuggets").items():
+        for judge, label in votes.items():
+            by_sample[judge, name].append(credit[str(label)])
+    for (judge, name), own in by_sample.items():
+        ratings[judge, systems[name]["system"]].append(float(np.mean(own)))
+    families = {system: system for _, system in ratings}
+    rows = compare_judges([open_run(str(nuggets.output))], families=families)
+    assert {(row["judge"], row["family"]): row["mean"] for row in rows} == {
+        key: pytest.approx(float(np.mean(own))) for key, own in ratings.items()
+    }
+    assert all(row["p_adjusted"] is not None for row in rows)
 
 
 def test_the_summary_has_krippendorffs_alpha(nuggets: Panel) -> None:
