@@ -59,6 +59,8 @@ RUN_ELSEWHERE = {
         )
     },
     "untold doctor --config replicas.yaml": "tests/jobs/test_doctor.py",
+    # This command needs a panel of judges
+    "untold compare scored --judges --families rag-a=gpt,rag-b=claude": "tests/jobs/summary/test_judge_families.py",
     # This command needs prices
     "untold estimate --proxy judge --input answered/samples --metric nli --judge-budget 20 --output estimated": (
         "tests/runs/test_judge_budget.py"

@@ -204,6 +204,17 @@ def test_families_have_names(tmp_path: Path) -> None:
     assert notes == []
 
 
+def test_the_command_reads_families(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = product(JUDGES, range(2), ("rag-a", "rag-b"), [1])
+    favoured = ("gpt-4o", "rag-a")
+    votes = {key: "support" if (key[0], key[2]) == favoured else "not_support" for key in places}
+    output = write_panel(tmp_path / "run", votes)
+    assert main(["compare", output, "--judges", "--families", "rag-a=gpt,rag-b=claude", "--json"]) == 0
+    rows = {(row["judge"], row["family"]): row for row in json.loads(capsys.readouterr().out)["judges"]}
+    assert rows["gpt-4o", "gpt"]["own"]
+    assert rows["gpt-4o", "gpt"]["interaction"] == 1.0
+
+
 def test_a_panel_without_systems_of_its_families_says_so(tmp_path: Path) -> None:
     votes: Votes = {(judge, n, "rag-a", 1): "support" for judge in ("gpt-4o", "claude-x") for n in range(2)}
     notes: list[str] = []
