@@ -347,7 +347,7 @@ def _summarise(
     """
     output, settings = run.start.output, run.request.settings
     seed = settings.statistics.seed
-    measures, tables = written.get("measures"), output.opened(("samples", "scores", "measures"))
+    tables = output.opened(("samples", "scores", "measures"))
     summary = aggregate.summarise(tables, seed=seed)
     if settings.llm.repeats > 1:
         repeated = measure_repeats([written, *repeats]) if len(repeats) == settings.llm.repeats - 1 else []
@@ -366,11 +366,11 @@ def _summarise(
     output.write_rows("summary", summary, RESULT_TABLES["summary"])
     zeroed = {metric.name: metric.zeroed for metric in run.metrics}
     always = {metric.name: metric.undefined_zero for metric in run.metrics}
-    found = [] if measures is None else aggregate.summarise_measures(tables, zeroed, always, seed=seed)
-    if measures is not None:
+    found: list[dict[str, Any]] = []
+    if "measures" in written:
+        found = aggregate.summarise_measures(tables, zeroed, always, seed=seed)
         found = aggregate.with_query_intervals(found, tables, SCORE_AUDITED, seed=seed)
-        pooling = [metric.pooled for metric in run.metrics if metric.pooled is not None]
-        found += [row for pool in pooling for row in pool(measures, written["scores"])]
+        found += [row for metric in run.metrics if metric.pooled for row in metric.pooled(tables)]
         for metric in run.metrics:
             own = [row for row in found if row["metric"] == metric.name]
             found += metric.derived(own) if metric.derived else []

@@ -20,6 +20,7 @@ from untold.jobs.inputs.samples import OPTIONAL_TYPES
 from untold.jobs.metrics.views import View
 from untold.jobs.retrieval.sources import stages_of_knowledge
 from untold.jobs.run.session import spark_schema
+from untold.jobs.run_tables import RunTables
 from untold.jobs.settings.fields import Section
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.templates import explain_profile
@@ -183,7 +184,7 @@ class Metric:
     # Returns the weights of statements. None if the sources of statements have no weights
     weighting: Callable[[Settings], Weighting] | None = None
     # Returns further rows of `measures_summary` that are not means, from the written tables measures and scores
-    pooled: Callable[[DataFrame, DataFrame], list[dict[str, Any]]] | None = None
+    pooled: Callable[[RunTables], list[dict[str, Any]]] | None = None
     # Returns further rows of `measures_summary` from the rows of the metric
     derived: Callable[[Sequence[dict[str, Any]]], list[dict[str, Any]]] | None = None
     # The text about samples with `dropped` in the table `scores`, None for no message

@@ -63,7 +63,9 @@ from untold.jobs.metrics.views import FactView
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.retrieval.sources import assumed_results
 from untold.jobs.run.session import spark_schema
+from untold.jobs.run_tables import RunTables, connect_tables, quoted
 from untold.jobs.settings.model import Settings
+from untold.jobs.summary.score_counts import Row, fetch_rows
 from untold.udfs.facts.claim_verdicts import CLAIM_SCHEMA, SUPPORTED, WINDOWS, number_claims, window_batches
 from untold.udfs.facts.importance_measures import (
     CLAIMS,
@@ -213,59 +215,40 @@ def _claim_failures(verified: VerifiedClaims) -> DataFrame:
 SHARES = {name: f"{verdict}_share" for name, verdict in RATES.items()}
 CLAIM_TO_FACT = "claim_to_fact"
 _SUMS = ("n", "judging", "claims", "unjudged", *RATES, "counted", "stated", "facts")
-Row = Mapping[str, Any]
 
 
-def pool_measures(measures: DataFrame, scores: DataFrame) -> list[dict[str, Any]]:
-    """Return rows of `measures_summary`: `SHARES` and `CLAIM_TO_FACT` of all samples and of each system.
+def pool_measures(run: RunTables) -> list[dict[str, Any]]:
+    """Return rows of `measures_summary` of a run: `SHARES` and `CLAIM_TO_FACT` of all samples and of each system.
 
     The mean of a share is over judged claims. mean_low and mean_high count all unjudged claims against it and for it.
     `defined` is the number of samples with judged claims. There is no interval, because the claims of a response are
-    not independent. One row per system reaches the driver.
-
-    measures, scores: the tables.
+    not independent.
     """
-    sums = [row.asDict() for row in _sums_of_systems(measures, scores).collect()]
+    sums = _sums_of_systems(run)
     named = sorted((row for row in sums if row["system"] is not None), key=lambda row: row["system"])
     groups = [_total(sums), *named] if sums else []
     return [pooled for group in groups for pooled in _pooled(group)]
 
 
-def _sums_of_systems(measures: DataFrame, scores: DataFrame) -> DataFrame:
-    """Return system and the columns of `_SUMS`: a row per system."""
-    own = measures.where(F.col("metric") == NAME)
-
-    def column(name: str, of: str) -> Column:
-        return F.max(F.when(F.col("measure") == name, F.col(of)))
-
-    rates = [column(name, "value_low").alias(name) for name in RATES]
-    samples = own.groupBy("sample_id").agg(
-        *rates,
-        column(PRECISION, "value_high").alias("high"),
-        column(CLAIMS, "value").alias("of_claims"),
-        column(FACTS, "value").alias("of_facts"),
-    )
-    systems = scores.where(F.col("metric") == NAME).select("sample_id", "system")
-    judging = (F.col("of_claims") > 0) & F.col(PRECISION).isNotNull()
-    known = F.col("of_claims").isNotNull() & F.col("of_facts").isNotNull()
-
-    def count(share: Column) -> Column:
-        # A share is a number of claims over their total
-        return F.sum(F.when(judging, F.round(share * F.col("of_claims"))))
-
-    return (
-        samples.join(systems, on="sample_id", how="inner")
-        .groupBy("system")
-        .agg(
-            F.count("*").alias("n"),
-            F.count_if(judging).alias("judging"),
-            F.sum(F.when(judging, F.col("of_claims"))).alias("claims"),
-            count(F.col("high") - F.col(PRECISION)).alias("unjudged"),
-            *(count(F.col(name)).alias(name) for name in RATES),
-            F.count_if(known).alias("counted"),
-            F.sum(F.when(known, F.col("of_claims"))).alias("stated"),
-            F.sum(F.when(known, F.col("of_facts"))).alias("facts"),
-        )
+def _sums_of_systems(run: RunTables) -> list[dict[str, Any]]:
+    """Return system and the columns of `_SUMS`: a row per system. A share is a number of claims over their total."""
+    rates = [f"max(value_low) filter (measure = {quoted(name)}) as {name}" for name in RATES]
+    counts = [f"sum(round({name} * of_claims)) filter (judging) as {name}" for name in RATES]
+    return fetch_rows(
+        connect_tables([run], ["measures", "scores"]),
+        f"""with samples as (
+                select sample_id, {", ".join(rates)},
+                    max(value_high) filter (measure = {quoted(PRECISION)}) as high,
+                    max(value) filter (measure = {quoted(CLAIMS)}) as of_claims,
+                    max(value) filter (measure = {quoted(FACTS)}) as of_facts,
+                    coalesce(of_claims > 0 and {PRECISION} is not null, false) as judging,
+                    of_claims is not null and of_facts is not null as known
+                from measures where metric = {quoted(NAME)} group by sample_id)
+            select system, count(*) as n, count_if(judging) as judging, sum(of_claims) filter (judging) as claims,
+                sum(round((high - {PRECISION}) * of_claims)) filter (judging) as unjudged, {", ".join(counts)},
+                count_if(known) as counted, sum(of_claims) filter (known) as stated,
+                sum(of_facts) filter (known) as facts
+            from samples join scores using (sample_id) where metric = {quoted(NAME)} group by system""",
     )
 
 

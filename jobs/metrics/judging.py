@@ -22,7 +22,9 @@ from untold.jobs.metrics.base import Bounds, Tools
 from untold.jobs.metrics.panel import Scale, ask_judges
 from untold.jobs.metrics.settings import NliSettings
 from untold.jobs.retrieval.sources import STAGE as EMBED
+from untold.jobs.run_tables import RunTables, connect_tables, quoted
 from untold.jobs.settings.model import Settings
+from untold.jobs.summary.score_counts import Rows, fetch_rows
 from untold.udfs.facts.pairs import AUDIT, FILTERED, IMPLIED, MODEL, Choice, PairFilter, ask_again, ask_all
 from untold.udfs.statistics.intervals import clopper_pearson_interval
 
@@ -460,23 +462,22 @@ def _of_missed(frame: DataFrame, missed: DataFrame, kept: Column) -> DataFrame:
     return joined.select(*(F.col("as_told" if name == "graph" else name).alias(name) for name in frame.columns))
 
 
-def pool_audits(measures: DataFrame, scores: DataFrame, metric: str) -> list[dict[str, Any]]:
-    """Return rows of `measures_summary`: the miss rate of the filter and the classifier over all samples.
+def pool_audits(run: RunTables, metric: str) -> Rows:
+    """Return rows of `measures_summary` of a run: the miss rate of the filter and the classifier over all samples.
 
     There is a row for all pairs and one per relation, and none without an audit. `defined` counts audited pairs. The
     interval is Clopper and Pearson's.
     """
-    own = measures.where((F.col("metric") == metric) & (F.col("measure") != SCORE_AUDITED))
-    sums = {
-        row["measure"]: int(row["total"] or 0)
-        for row in own.groupBy("measure").agg(F.sum("value").alias("total")).collect()
-    }
+    database = connect_tables([run], ["measures", "scores"])
+    of_metric = f"where metric = {quoted(metric)}"
+    totals = fetch_rows(database, f"select measure, sum(value) as total from measures {of_metric} group by measure")
+    sums = {row["measure"]: int(row["total"] or 0) for row in totals}
     if AUDITED not in sums:
         return []
     missed = {relation: sums[measure] for relation, measure in MISSED.items()}
-    samples = scores.where(F.col("metric") == metric).count()
+    (samples,) = fetch_rows(database, f"select count(*) as count from scores {of_metric}")
     rates = {MISS_RATE: sum(missed.values()), **{f"{MISS_RATE}_{name}": count for name, count in missed.items()}}
-    return [_rate_row(metric, name, count, sums[AUDITED], samples) for name, count in rates.items()]
+    return [_rate_row(metric, name, count, sums[AUDITED], samples["count"]) for name, count in rates.items()]
 
 
 def _rate_row(metric: str, measure: str, missed: int, audited: int, samples: int) -> dict[str, Any]:
