@@ -86,6 +86,12 @@ def test_claims_at_k_are_as_by_brute_force(tmp_path: Path, metric: str) -> None:
         rows["measures"].append({**known, "measure": "claims", "value": count})
         rows["scores"].append({**known, "system": systems.get(name, "x")})
         rows["claims"] += [{**known, "position": n, "verdict": one} for n, one in enumerate(own, start=1)]
+    # Without a ground truth, a response without claims has no claim that could be supported
+    rows["measures"] += [
+        {"sample_id": "untrue", "metric": metric, "measure": "claims", "value": 0.0},
+        {"sample_id": "untrue", "metric": metric, "measure": "ground_truth_claims", "value": None},
+    ]
+    rows["scores"].append({"sample_id": "untrue", "metric": metric, "system": "x"})
     others = [{**row, "metric": "toy"} for row in rows["claims"]]
     for table, schema, more in (("measures", MEASURES, []), ("scores", SCORES, []), ("claims", CLAIMS, others)):
         (tmp_path / table).mkdir()
