@@ -265,12 +265,13 @@ def test_texts_of_criteria_do_not_change() -> None:
     [
         ("rubrics", HEALTHBENCH),
         ("rubrics", {**HEALTHBENCH, "canary": "c"}),
+        ("rubrics", {"prompt": EVEREST[0], "rubrics": [{"criterion": "Gives the height", "weight": 5, "axis": "a"}]}),
         ("rubrics", PROFBENCH),
         ("deepresearch_bench", RACE),
         ("deepresearch_bench_2", RACE_2),
         ("scholarqa_cs", SCHOLARQA),
     ],
-    ids=["healthbench", "canary", "profbench", "race", "race_2", "scholarqa"],
+    ids=["healthbench", "canary", "researchrubrics", "profbench", "race", "race_2", "scholarqa"],
 )
 def test_inspect_knows_a_file_and_leads_to_the_metric(tmp_path: Path, format: str, row: dict[str, Any]) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{**row, "response": "r"}])
