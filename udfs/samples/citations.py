@@ -71,12 +71,12 @@ _FILE = re.compile(r"\d{1,4}:\d{1,4}†(.+)")
 _TABLE_RULE = re.compile(r"[^\n]{0,1000}\n[ \t]{0,3}\|?[ \t]{0,3}:?-{2,}:?[ \t]{0,3}\|[-:| \t]{0,1000}(?:[\n\r]|$)")
 _PAGES = re.compile(r",\s?pp?\.\s?\d[\d–-]{0,9}")
 _PARTS = re.compile(r"\s{0,8}(?:[,;，、；&]|\band\b)\s{0,8}")
-_SENTENCE_END = re.compile(r"[.!?。！？][\"”’)*_]{0,3}\s{0,8}$")
+_SENTENCE_END = re.compile(r"(?:^|\n|[.!?。！？][\"”’)*_]{0,3})\s{0,8}$")
 # A full stop next to a marker ends a sentence, unless the text goes on in lower case
 _MARKED_END = re.compile(r"[.!?](?=\s{1,8}[^\sa-z])")
 # The text of a link that only names its source: a number, or an address
 _NAMES_SOURCE = re.compile(r"\W*(?:\d{1,3}|[\w-]+(?:\.[\w-]+)+(?:/\S*)?)\W*")
-_EMPTY_BRACKETS = re.compile(r"\s{0,8}(?:[(（]\s{0,8}(?:[,;]\s{0,8}){0,8}[)）])")
+_EMPTY_BRACKETS = re.compile(r"\s{0,8}[(（]\s{0,8}(?:[,;]\s{0,8}){0,8}[)）]")
 
 
 @dataclass(frozen=True)
@@ -338,12 +338,10 @@ def _without_references(text: str) -> tuple[str, dict[str, str | None]]:
     lines = text.split("\n")
     fence, is_list, count = "", False, 0
     for place, line in enumerate(lines):
-        opened = _FENCE.match(line)
+        marks = _FENCE.match(line)
+        opened = marks[1] if marks else ""
         if fence or opened:
-            if not fence and opened:
-                fence = opened[1]
-            elif line.strip().startswith(fence):
-                fence = ""
+            fence = "" if fence and opened.startswith(fence) else fence or opened
             kept.append(" " * len(line))
             continue
         if line.lstrip().startswith("#") or _is_title(line):
@@ -459,13 +457,10 @@ class _MarkedText:
         return ("" if _NAMES_SOURCE.fullmatch(anchor) else anchor), [url]
 
     def _is_alone(self, found: re.Match[str]) -> bool:
-        """Return True if a token is after a sentence or fills a line, and no text continues the sentence."""
+        """Return True if a token is after a sentence or begins a line, and no text continues the sentence."""
         before = self._parts[-1][-12:] if self._parts else ""
-        is_line = not before.strip(" \t") or before.rstrip(" \t").endswith("\n")
         after = found.string[found.end() : found.end() + 12].lstrip(" \t")
-        return (is_line and after[:1] in ("", "\n", "\r")) or (
-            _SENTENCE_END.search(before) is not None and not after[:1].islower()
-        )
+        return _SENTENCE_END.search(before) is not None and not after[:1].islower()
 
     def _read_group(self, found: re.Match[str], inner: str) -> tuple[str, list[str]]:
         """Return the text and the sources of citations in brackets. After a sentence, none is text."""

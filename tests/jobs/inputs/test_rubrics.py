@@ -150,6 +150,7 @@ def test_labels_of_people_are_labels_of_criteria(tmp_path: Path) -> None:
     assert (one.known["query"], one.known["response"], one.error) == ("My head hurts.", "Since when?", None)
     assert shown(one) == [("Asks since when", 1.0, "cluster:context")]
     assert one.rest["rubric"][0]["labels"] == ["true", "false"]
+    assert inspect(write_lines(tmp_path / "meta.jsonl", [row])).format == "healthbench_meta"
 
 
 def test_criteria_of_deepresearch_bench_weigh_by_dimension(tmp_path: Path) -> None:

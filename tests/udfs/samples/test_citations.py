@@ -107,7 +107,7 @@ ENDS = "\n\nReferences\n[1] https://a.org/1\n[2] https://a.org/2"
         ("One is.\nhttps://x.org\nTwo is.", [("One is.", "https://x.org"), ("Two is.",)]),
         # Within a sentence, links keep their text
         ("One ([A report](https://x.org)) is.", [("One (A report) is.", "https://x.org")]),
-        ("([A report](https://x.org)) One is.", [("(A report) One is.", "https://x.org")]),
+        ("([A report](https://x.org)) One is.", [("One is.", "https://x.org")]),
         ("Read https://x.org today.", [("Read https://x.org today.", "https://x.org")]),
         (
             "One (see https://x.org/(a)). Two <https://y.org>.",
