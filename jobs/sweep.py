@@ -26,6 +26,7 @@ from untold.jobs.tables import BETA_SWEEP, RECALL_CURVE
 from untold.udfs.errors import UserError, shorten
 from untold.udfs.facts.aspect_coverage import COVERAGE, FACT, icat_score
 from untold.udfs.facts.importance_measures import CLAIMS, f1_at_claims, median_of_claims, recall_at_claims
+from untold.udfs.facts.rag_measures import TRUTH_CLAIMS
 from untold.udfs.statistics.intervals import bca_interval
 from untold.udfs.storage import StoragePath
 
@@ -74,13 +75,15 @@ _RECALLS = f"""select system, measure, value from measures join scores using (sa
         join scores using (sample_id)
     where metric = '{RAG}' and claims > 0
     group by sample_id, system, k, claims having count(*) = count(new_claims)"""
-# A sample whose claims lack a verdict is left out
+# A sample without a ground truth, and a sample whose claims lack a verdict, are left out
 _VERDICTS = f"""select system, metric, found.value as claims, coalesce(judged.supported, 0) as supported
     from measures as found join scores using (sample_id, metric)
         left join (select sample_id, metric, count(verdict) as verdicts,
                 (count(*) filter (verdict = 'supported'))::double as supported
             from claims group by sample_id, metric) as judged using (sample_id, metric)
-    where metric in {CLAIM_METRICS} and found.measure = '{CLAIMS}' and found.value = coalesce(judged.verdicts, 0)"""
+    where metric in {CLAIM_METRICS} and found.measure = '{CLAIMS}' and found.value = coalesce(judged.verdicts, 0)
+        and (sample_id, metric) not in (
+            select (sample_id, metric) from measures where measure = '{TRUTH_CLAIMS}' and value is null)"""
 
 
 class UnmeasuredError(UserError):

@@ -35,6 +35,7 @@ from untold.jobs.settings.model import Settings, backend_for, settings_of_judges
 from untold.jobs.settings.sections import BudgetSettings
 from untold.jobs.tables import TABLES
 from untold.udfs.facts.importance_measures import CLAIMS, CLAIMS_AT, WEIGHED, claims_at_batches, weigh_batches
+from untold.udfs.facts.rag_measures import TRUTH_CLAIMS
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.index_table import Catalog
 from untold.udfs.stages import LOOKUPS
@@ -157,7 +158,7 @@ def score_samples(
     def score(metric: Metric) -> Tables:
         begin(metric.name)
         tables = _weighed(metric, metric.score(valid, tools, settings), valid, tools)
-        tables = _with_claims_at_k(metric, tables, settings)
+        tables = with_claims_at_k(metric, tables, settings)
         return _with_unusable(metric, tables, unusable, settings)
 
     runner.turns = MainThreadExecutor()
@@ -274,15 +275,17 @@ def _weighed(metric: Metric, tables: Tables, samples: DataFrame, tools: RunTools
     }
 
 
-def _with_claims_at_k(metric: Metric, tables: Tables, settings: Settings) -> Tables:
+def with_claims_at_k(metric: Metric, tables: Tables, settings: Settings) -> Tables:
     """Return the tables with R@K and F1@K of claims in `measures`, if `claims.k` is set and the metric has claims."""
     k, share = settings.claims.k, metric.supported_share
     if k is None or share is None:
         return tables
     measures, name = tables["measures"], F.col("measure")
+    # Without a ground truth, `rag` cannot support a claim
+    has_truth = F.coalesce(F.min((name != TRUTH_CLAIMS) | F.col("value").isNotNull()), F.lit(True))
     ends = F.struct("value", F.col("value_low").alias("low"), F.col("value_high").alias("high"))
     by_sample = measures.groupBy("sample_id").agg(
-        F.any_value(F.when(name == CLAIMS, F.col("value")), True).alias("claims"),
+        F.when(has_truth, F.any_value(F.when(name == CLAIMS, F.col("value")), True)).alias("claims"),
         F.any_value(F.when(name == share, ends), True).alias("share"),
     )
     found = by_sample.mapInArrow(partial(claims_at_batches, k=k), spark_schema(CLAIMS_AT))

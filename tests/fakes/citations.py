@@ -250,6 +250,7 @@ def _measures(
     every = [one for own in single for one in own]
     first = [own[0] for own in single if own]
     whole = [together[place] for place in cited]
+    means = [_mean_of(own) for own in single if own]
     precision, recall = _mean(every, len(every)), _mean(whole, total)
     supported = [
         _Open(
@@ -274,6 +275,8 @@ def _measures(
         "f1": f1,
         "first_precision": _mean(first, len(first)),
         "first_recall": _mean(first, total),
+        "sentence_precision": _mean(means, len(means)),
+        "sentence_recall": _mean(means, total),
         "citation_accuracy": _mean(supported, len(supported)),
         "effective_citations": (
             None if every and not judged else float(effective),
@@ -287,6 +290,13 @@ def _measures(
     }
 
 
+def _mean_of(own: Sequence[_Open]) -> _Open:
+    """Return the mean credit of the citations of a sentence."""
+    known = [one.value for one in own if one.value is not None]
+    low, high = (sum((one.ends[place] for one in own), Fraction(0)) / len(own) for place in (0, 1))
+    return _Open(sum(known, Fraction(0)) / len(known) if known else None, (low, high))
+
+
 def _mean(credits: Sequence[_Open], count: int) -> Bounds:
     """Return the mean over `count` items, and its extremes over all possible credits."""
     if not count:
@@ -298,7 +308,7 @@ def _mean(credits: Sequence[_Open], count: int) -> Bounds:
     )
     means = [sum(each, Fraction(0)) / count for each in possible]
     known = [one.value for one in credits if one.value is not None]
-    value = Fraction(len(credits), count) * sum(known) / len(known) if known else None if credits else Fraction(0)
+    value = sum(known) / (count - len(credits) + len(known)) if known else None if credits else Fraction(0)
     low, high = min(means), max(means)
     return None if value is None else float(min(high, max(low, value))), float(low), float(high)
 

@@ -1,19 +1,25 @@
-"""Compare R@K and F1@K of claims in the tables of whole jobs with the verdicts of their claims, also with lost ones."""
+"""Compare R@K and F1@K of claims in the tables of whole jobs with the verdicts of their claims, and lost verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.golden.metrics import CASES
 from tests.golden.workshop import Workshop
 from tests.runs.harness import read_table
 from tests.runs.here import RunHere
 from tests.runs.worlds import rows_by_sample
+from untold.jobs.metrics import METRICS
+from untold.jobs.metrics.scoring import with_claims_at_k
+from untold.jobs.run.session import spark_schema
+from untold.jobs.settings.model import Settings
 from untold.jobs.sweep import CurveRequest, curve
+from untold.jobs.tables import MEASURES
 
 K = 3
 
@@ -25,10 +31,23 @@ def by_hand(supported: int, claims: int) -> tuple[float, float]:
 
 
 def bounds_of(verdicts: Sequence[str | None]) -> list[tuple[float | None, float, float]]:
-    """Return value, low and high of R@K and F1@K over all verdicts that missing ones can have."""
+    """Return value, low and high of R@K and F1@K over all possible values of missing verdicts."""
     known = verdicts.count("supported")
     low, high = (by_hand(known + more, len(verdicts)) for more in (0, verdicts.count(None)))
     return [(one if None not in verdicts else None, one, other) for one, other in zip(low, high, strict=True)]
+
+
+@pytest.mark.parametrize(("truth", "expected"), [(2.0, (0.0, 0.0, 0.0)), (None, (None, None, None))])
+def test_a_response_without_claims_has_zero_only_with_a_ground_truth(
+    truth: float | None, expected: tuple[float | None, ...], spark: SparkSession
+) -> None:
+    counts = {"claims": 0.0, "precision": None, "ground_truth_claims": truth}
+    rows = [("s", "rag", name, value, value, value) for name, value in counts.items()]
+    tables = {"measures": spark.createDataFrame(rows, spark_schema(MEASURES))}
+    settings = Settings.model_validate({"claims": {"k": K}})
+    found = with_claims_at_k(METRICS["rag"], tables, settings)["measures"].collect()
+    at_k = {row["measure"]: (row["value"], row["value_low"], row["value_high"]) for row in found}
+    assert at_k[f"claims_recall@{K}"] == at_k[f"claims_f1@{K}"] == expected
 
 
 @pytest.mark.gate
@@ -46,7 +65,9 @@ def test_rows_are_those_of_the_verdicts(name: str, run_here: RunHere, tmp_path: 
         if status[sample] in ("failed", "budget"):
             assert recall == f1 == (None, 0.0, 1.0)
             seen.add("failed")
-        elif found["claims"][0] is not None and found[str(supported_share(name))][2] is None and verdicts:
+        elif lacks_truth(found) or (
+            found["claims"][0] is not None and found[str(supported_share(name))][2] is None and verdicts
+        ):
             assert recall == f1 == (None, None, None)
         else:
             assert [recall, f1] == [pytest.approx(one) for one in bounds_of(verdicts)], (sample, verdicts)
@@ -56,6 +77,11 @@ def test_rows_are_those_of_the_verdicts(name: str, run_here: RunHere, tmp_path: 
     drawn = {row["ranking"]: row["mean"] for row in curve(CurveRequest(str(output), ks=(K,))) if row["system"] is None}
     assert means[f"claims_recall@{K}"] == pytest.approx(drawn["claims"])
     assert means[f"claims_f1@{K}"] == pytest.approx(drawn["claims_f1"])
+
+
+def lacks_truth(found: Mapping[str, tuple[float | None, ...]]) -> bool:
+    """Return True if a sample of `rag` has no ground truth."""
+    return found.get("ground_truth_claims", (0.0,))[0] is None
 
 
 def supported_share(name: str) -> str:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from untold.udfs.facts.aspect_coverage import MEASURE, UNDEFINED, BoundedValue, measure_list
 from untold.udfs.facts.importance_measures import f1_of
 from untold.udfs.samples.batches import in_batches
-from untold.udfs.samples.citations import cited_sentences, source_key
+from untold.udfs.samples.citations import source_key
 from untold.udfs.stages import UNASKED
 
 FULL, PARTIAL, NONE = "full", "partial", "none"
@@ -24,10 +24,11 @@ FULL, PARTIAL, NONE = "full", "partial", "none"
 WEIGHTS: Mapping[str, float] = {FULL: 1.0, PARTIAL: 0.5, NONE: 0.0}
 PRECISION, RECALL, F1, ACCURACY = SCORES = "weighted_precision", "weighted_recall", "f1", "citation_accuracy"
 FIRST_PRECISION, FIRST_RECALL = "first_precision", "first_recall"
+MEAN_PRECISION, MEAN_RECALL = "sentence_precision", "sentence_recall"
 EFFECTIVE, JUDGED_CITATIONS = SUMS = "effective_citations", "judged_citations"
 CITED, SOURCE_RECALL = "cited_sentences", "source_recall"
 SENTENCES, CITATIONS, WITHOUT_TEXT = COUNTS = "sentences", "citations", "citations_without_text"
-SHARES = (*SCORES, FIRST_PRECISION, FIRST_RECALL, CITED, SOURCE_RECALL)
+SHARES = (*SCORES, FIRST_PRECISION, FIRST_RECALL, MEAN_PRECISION, MEAN_RECALL, CITED, SOURCE_RECALL)
 # The outcome of a citation
 STATUSES = JUDGED, UNCITED, NO_SOURCE, FAILED, WAITING = "judged", "uncited", "no_source", "failed", "unasked"
 NO_TEXT = "no context, document or page has this id"
@@ -35,16 +36,6 @@ NO_TEXT = "no context, document or page has this id"
 AND = "\x1f"
 UNKNOWN = BoundedValue(None, 0.0, 1.0)
 
-_SOURCE = pa.struct([(name, pa.string()) for name in ("source", "key", "text")])
-CITING = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        (
-            "sentences",
-            pa.list_(pa.struct([("number", pa.int64()), ("text", pa.string()), ("sources", pa.list_(_SOURCE))])),
-        ),
-    ]
-)
 _CITATION = pa.struct(
     [
         ("sentence_number", pa.int64()),
@@ -80,6 +71,10 @@ class JudgedSentence:
     together: str | None = None
     is_whole: bool = True
 
+    def mean(self) -> BoundedValue:
+        """Return the mean credit of its citations, undefined without citations."""
+        return mean_credit([_credit(support) for support in self.citations])
+
     def credit(self) -> BoundedValue:
         """Return the credit of all sources together. A missing source can add support, but not to full support."""
         if not self.citations:
@@ -97,10 +92,10 @@ def _credit(support: str | None) -> BoundedValue:
 def mean_credit(credits: Sequence[BoundedValue], count: int | None = None) -> BoundedValue:
     """Return the sum of the credits divided by `count`, by default their number. It is undefined for a count of 0.
 
-    In the value, an unjudged credit counts as the mean of the judged credits.
+    The value leaves out unjudged credits, and counts only the others.
 
-    >>> mean_credit([BoundedValue(1.0, 1.0, 1.0), UNKNOWN], 4)
-    BoundedValue(value=0.5, low=0.25, high=0.5)
+    >>> mean_credit([BoundedValue(1.0, 1.0, 1.0), UNKNOWN], 3)
+    BoundedValue(value=0.5, low=0.3333333333333333, high=0.6666666666666666)
     """
     count = len(credits) if count is None else count
     if not count:
@@ -109,7 +104,7 @@ def mean_credit(credits: Sequence[BoundedValue], count: int | None = None) -> Bo
         fsum(ends) / count for ends in (_filled(one.low for one in credits), _filled(one.high for one in credits))
     )
     known = [one.value for one in credits if one.value is not None]
-    value = fsum(known) / len(known) * len(credits) / count if known else None if credits else 0.0
+    value = fsum(known) / (count - len(credits) + len(known)) if known else None if credits else 0.0
     return BoundedValue(None if value is None else min(high, max(low, value)), low, high)
 
 
@@ -136,7 +131,8 @@ def measures_of(
     """Return the measures of a response by name.
 
     Thakur et al. 2025 define weighted precision as the mean credit over citations, and weighted recall as the mean
-    credit over sentences. `first_precision` and `first_recall` use only the first citation of each sentence. Du et al.
+    credit over sentences. `first_precision` and `first_recall` use only the first citation of each sentence.
+    `sentence_precision` and `sentence_recall` use the mean over its citations, as in the code of TREC RAG. Du et al.
     2025 define citation accuracy as the share of citations with full or partial support. Effective citations are their
     number. `cited` and `reference` are the ids of the cited sources and of the reference sources.
 
@@ -148,6 +144,7 @@ def measures_of(
     first = [_credit(one.citations[0]) for one in sentences if one.citations]
     supported = [_is_positive(one) for one in credits]
     precision = mean_credit(credits)
+    means = [one.mean() for one in sentences if one.citations]
     recall = mean_credit([one.credit() for one in sentences if one.citations], len(sentences))
     share = len(first) / len(sentences) if sentences else None
     judged = float(sum(one.value is not None for one in credits))
@@ -157,6 +154,8 @@ def measures_of(
         F1: harmonic_mean(precision, recall),
         FIRST_PRECISION: mean_credit(first),
         FIRST_RECALL: mean_credit(first, len(sentences)),
+        MEAN_PRECISION: mean_credit(means),
+        MEAN_RECALL: mean_credit(means, len(sentences)),
         ACCURACY: mean_credit(supported),
         EFFECTIVE: _sum(supported),
         JUDGED_CITATIONS: BoundedValue(judged, judged, float(len(credits))),
@@ -182,47 +181,6 @@ def _is_positive(credit: BoundedValue) -> BoundedValue:
 def _recall_of(cited: set[str], reference: Sequence[str] | None) -> BoundedValue:
     wanted = set(map(source_key, reference or ()))
     return BoundedValue.exact(len(wanted & cited) / len(wanted)) if wanted else UNDEFINED
-
-
-def cite_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `CITING`, a row per sample: its sentences with the sources that they cite.
-
-    The columns of `batches` are sample_id, response, contexts list<struct<id, text>> and citations list<struct<start,
-    end, sources>>. The text of a source is the text of the context with its id, and otherwise null.
-    """
-    for batch in batches:
-        yield from in_batches(map(_citing, batch.to_pylist()), CITING)
-
-
-def _citing(row: Row) -> dict[str, Any]:
-    contexts = row["contexts"] or ()
-    texts = {source_key(one["id"]): one["text"] for one in contexts if one["text"].strip()}
-    found = cited_sentences(row["response"] or "", row["citations"], [one["id"] for one in contexts])
-    return {
-        "sample_id": row["sample_id"],
-        "sentences": [
-            {
-                "number": number,
-                "text": one.text,
-                "sources": [
-                    {"source": source, "key": key, "text": texts.get(key)}
-                    for key, source in {source_key(name): name for name in one.sources}.items()
-                ],
-            }
-            for number, one in enumerate(found, start=1)
-        ],
-    }
-
-
-PAGES = pa.schema([("key", pa.string()), ("number", pa.int64()), ("text", pa.string())])
-
-
-def key_pages(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `PAGES`, a row per id and URL of a text, from document_id, url, number and text."""
-    for batch in batches:
-        rows = ((row, {row["document_id"], row["url"]} - {None, ""}) for row in batch.to_pylist() if row["text"])
-        found = ({**row, "key": source_key(name)} for row, names in rows for name in sorted(names))
-        yield from in_batches(({name: row[name] for name in PAGES.names} for row in found), PAGES)
 
 
 def conclude_batches(batches: Iterable[pa.RecordBatch], score: str) -> Iterator[pa.RecordBatch]:

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from math import ceil, fsum
-from statistics import median
+from math import fsum
+from statistics import median_high
 from typing import Any
 
 import pyarrow as pa
@@ -209,14 +209,14 @@ def claims_at_batches(batches: Iterable[pa.RecordBatch], k: int) -> Iterator[pa.
 
 
 def median_of_claims(counts: Mapping[int, int]) -> int:
-    """Return the K of VeriScore: the median number of claims of a response, rounded up, at least 1.
+    """Return the K of VeriScore: the upper median of the number of claims of a response, at least 1.
 
-    counts: the number of responses by their number of claims. Source: Song et al. 2024, section 3.3.
+    counts: the number of responses by their number of claims. Source: Song et al. 2024, section 3.3, and its code.
 
     >>> median_of_claims({2: 1, 5: 1}), median_of_claims({0: 3})
-    (4, 1)
+    (5, 1)
     """
-    return max(1, ceil(median(Counter(counts).elements())))
+    return max(1, median_high(Counter(counts).elements()))
 
 
 def f1_of(precision: BoundedValue, recall: BoundedValue) -> BoundedValue:

@@ -34,18 +34,44 @@ _TITLES = frozenset(
 )
 _ENTRY = re.compile(r"\s{0,8}(?:\[\^?(?P<label>[^\[\]\n]{1,60})\]:?|(?P<number>\d{1,3})[.)]|[-*+•]|(?=https?://))\s*")
 _DEFINED = re.compile(r"\s{0,3}\[(?P<label>\^?[^\[\]\n]{1,60})\](?P<colon>:?)\s+\S")
-_URL = re.compile(r"https?://[^\s<>\"'\]]{1,2000}")
+_URL = re.compile(r"https?://[^\s<>\"\]（）【】。，；]{1,2000}")
+_FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 _LIST_MARK = re.compile(r"\s{0,40}(?:[-*+•‣]|\d{1,3}[.)])\s{1,8}")
+# All repetitions are possessive or short, so that the time is linear
+_ADDRESS = r"(?:[^()\s<>]|\([^()\s<>]{0,200}\)){1,2000}+"
+_TITLE = r"(?:\s+\"[^\"\n]{0,200}\")?\s?\)"
+_LINK = rf"\(\s?<?{_ADDRESS}>?{_TITLE}"
+# A marker, a link or a URL. `_GROUP` is a list of them in brackets or emphasis
+_ONE = (
+    rf"(?>\\?[\[［【](?:[^\[\]［］【】\n]|\[[^\[\]\n]{{0,100}}\]){{1,200}}+[\]］】](?:{_LINK})?"
+    r"|https?://(?:[^\s<>()（）\[\]*]|\([^()\s<>]{0,200}\)){1,2000}+)"
+)
+_SOME = rf"(?:{_ONE}(?:[ ,;，；]|and\b){{0,6}}+){{1,20}}+"
+_GROUP = (
+    r"(?:\\?[(（\[]|(?<!\*)\*{1,2}(?!\s)|<sup>)\s?(?P<lead>(?i:(?:see|sources?|via|cf\.|e\.g\.)[:,]?\s)?)"
+    rf"(?P<inner>{_SOME})\s?(?:\\?[)）\]]|\*{{1,2}}|</sup>)"
+    rf"|\*{{0,2}}(?P<source>(?i:\bsources?:))\*{{0,2}}\s?(?P<last>{_SOME})\.?(?=\n|$)"
+)
 _TOKEN = re.compile(
     r"(?P<ticks>`{1,3})[^`\n]{1,500}(?P=ticks)"
-    r"|(?P<image>!?)\[(?P<anchor>(?:[^\[\]\n]|\[[^\[\]\n]{0,100}\]){0,200})\]"
-    r"\(\s?<?(?P<url>(?:[^()\s<>]|\([^()\s<>]{0,200}\)){1,2000})>?(?:\s+\"[^\"\n]{0,200}\")?\s?\)"
-    r"|[(<（]\s?(?P<address>https?://[^\s<>()（）]{1,2000})\s?[)>）]"
-    r"|[\[【](?P<labels>[^\[\]【】\n]{1,300})[\]】]"
+    rf"|(?P<image>!?)\[(?P<anchor>(?:[^\[\]\n]|\[[^\[\]\n]{{0,100}}\]){{0,200}})\]"
+    rf"\(\s?<?(?P<url>{_ADDRESS})>?{_TITLE}"
+    rf"|{_GROUP}"
+    r"|<(?P<address>https?://[^\s<>]{1,2000})>"
+    r"|\\?[\[［【](?P<labels>\d{1,3}\]\s?[-–—]\s?\[\d{1,3}|[^\[\]［］【】\n]{1,300})[\]］】](?:\[\])?"
+    rf"|(?P<bare>{_URL.pattern})"
 )
-_RANGE = re.compile(r"(\d{1,3})\s?[-–]\s?(\d{1,3})")
-_NUMBER = re.compile(r"\^?(\d{1,9})(?:†.*)?")
-_PARTS = re.compile(r"\s{0,8}[,;，、；]\s{0,8}")
+_RANGE = re.compile(r"(\d{1,3})\]?\s?[-–—]\s?\[?(\d{1,3})")
+_NUMBER = re.compile(
+    r"(?i:(?:cit(?:ation|e)|ref(?:erence)?|source|doc(?:ument)?|passage|context)[:. #]{1,2})?\^?(\d{1,9})\^?(?:†.*)?"
+)
+# A file in a marker of OpenAI
+_FILE = re.compile(r"\d{1,4}:\d{1,4}†(.+)")
+# The line below the names of the columns of a table
+_TABLE_RULE = re.compile(r"[^\n]{0,1000}\n[ \t]{0,3}\|?[ \t]{0,3}:?-{2,}:?[ \t]{0,3}\|[-:| \t]{0,1000}(?:[\n\r]|$)")
+_PAGES = re.compile(r",\s?pp?\.\s?\d[\d–-]{0,9}")
+_PARTS = re.compile(r"\s{0,8}(?:[,;，、；&]|\band\b)\s{0,8}")
+_SENTENCE_END = re.compile(r"(?:^|\n|[.!?。！？][\"”’)*_]{0,3})\s{0,8}$")
 # A full stop next to a marker ends a sentence, unless the text goes on in lower case
 _MARKED_END = re.compile(r"[.!?](?=\s{1,8}[^\sa-z])")
 # The text of a link that only names its source: a number, or an address
@@ -195,7 +221,8 @@ def cited_sentences(
     found = list(reader.sentences())
     by_sentence = _of_spans(found, spans) if spans else reader.marked(found)
     cited = (CitedSentence(one.text, tuple(dict.fromkeys(own))) for one, own in zip(found, by_sentence, strict=True))
-    return [one for one in cited if one.sources or not is_heading(one.text)]
+    heads = [is_heading(one.text) or _TABLE_RULE.match(reader.text, one.end) is not None for one in found]
+    return [one for one, is_head in zip(cited, heads, strict=True) if one.sources or not is_head]
 
 
 UNBLOCKED = pa.schema([("sample_id", pa.string()), ("unblocked", pa.string())])
@@ -262,13 +289,25 @@ class _Labels:
 
     def read(self, labels: str) -> list[str] | None:
         """Return the sources of the text in brackets, None if it is no marker."""
-        bare = labels.strip()
-        found = [self._one(part) for part in ([bare] if bare in self.known else _PARTS.split(bare))]
+        bare = labels.rstrip("\\").strip()
+        parts = [bare] if bare in self.known else _PARTS.split(_PAGES.sub("", bare))
+        if len(parts) > 1 and "0" in parts and not {"0"} & {*self.known, *self.entries}:
+            # An interval, such as [0, 1]
+            return None
+        found = [self._one(part) for part in parts]
         return None if None in found else [source for own in found for source in own or ()]
+
+    def is_word(self, label: str) -> bool:
+        """Return True if a label with a definition is a text of the sentence, such as `[rain]`."""
+        return label in self.entries and label.replace(" ", "").isalpha()
 
     def _one(self, label: str) -> list[str] | None:
         if entry := self.entries.get(label):
             return [entry]
+        if label in self.known and not label.isdecimal():
+            return [label]
+        if file := _FILE.fullmatch(label):
+            return [file[1]]
         if span := _RANGE.fullmatch(label):
             first, last = int(span[1]), int(span[2])
             is_short = first <= last < first + _LONGEST_RANGE
@@ -276,7 +315,7 @@ class _Labels:
         if number := _NUMBER.fullmatch(label):
             is_known = number[1] in self.known or number[1] in self.entries
             return [self._numbered(int(number[1]))] if is_known or int(number[1]) <= _MOST_NUMBER else None
-        return [label] if label in self.known else [f"[{label}]"] if label in self.entries else None
+        return [f"[{label}]"] if label in self.entries else None
 
     def _numbered(self, number: int) -> str:
         name = str(number)
@@ -297,18 +336,19 @@ def _without_references(text: str) -> tuple[str, dict[str, str | None]]:
     kept: list[str] = []
     entries: dict[str, str | None] = {}
     lines = text.split("\n")
-    is_code = is_list = False
-    count = 0
+    fence, is_list, count = "", False, 0
     for place, line in enumerate(lines):
-        fence = line.lstrip().startswith(("```", "~~~"))
-        if is_code or fence:
-            is_code = is_code != fence
+        marks = _FENCE.match(line)
+        opened = marks[1] if marks else ""
+        if fence or opened:
+            fence = "" if fence and opened.startswith(fence) else fence or opened
             kept.append(" " * len(line))
             continue
         if line.lstrip().startswith("#") or _is_title(line):
             is_list = _is_title(line) and _begins_list(lines, place + 1)
             kept.append(" " * len(line) if is_list else line)
             continue
+        is_list = is_list and not _ends_list(lines, place)
         label = _label_of(line, is_list=is_list, count=count)
         if label is not None:
             count += is_list
@@ -327,6 +367,12 @@ def _begins_list(lines: Sequence[str], start: int) -> bool:
     return _ENTRY.match(first) is not None
 
 
+def _ends_list(lines: Sequence[str], place: int) -> bool:
+    """Return True if a line is text below a blank line, and thus ends a list of references."""
+    line = lines[place]
+    return not (lines[place - 1].strip() or _ENTRY.match(line) or _URL.search(line)) and line[:1].isalnum()
+
+
 def _label_of(line: str, *, is_list: bool, count: int) -> str | None:
     """Return the label of a reference in a line, None for another line. `count`: the entries of the list so far."""
     if is_list:
@@ -342,14 +388,15 @@ def _first_url(text: str) -> str | None:
     found = _URL.search(text)
     if found is None:
         return None
-    url = found[0].rstrip(".,;:*_")
+    url = found[0].rstrip(".,;:*_'!?")
     excess = url.count(")") - url.count("(")
     return url[:-excess] if excess > 0 and url.endswith(")" * excess) else url
 
 
 def _plain(text: str) -> str:
     """Return a text with single spaces, without the brackets that markers leave empty."""
-    return " ".join(_EMPTY_BRACKETS.sub("", text).split())
+    plain = " ".join(_EMPTY_BRACKETS.sub("", text).split())
+    return plain[:-1] if plain.endswith("..") and not plain.endswith("...") else plain
 
 
 @dataclass(frozen=True)
@@ -377,10 +424,8 @@ class _MarkedText:
         self.marks: list[tuple[int, list[str]]] = []
         last = 0
         for found in _TOKEN.finditer(text):
-            kept, sources = self._read(found)
-            if kept == found[0]:
-                continue
             self._add(text[last : found.start()], last)
+            kept, sources = self._read(found)
             if kept:
                 self._add(kept, found.start())
             last = found.end()
@@ -393,17 +438,40 @@ class _MarkedText:
         """Return the text that is kept of a token, and the sources that it cites."""
         if found["ticks"]:
             return found[0], []
+        if inner := found["inner"] or found["last"]:
+            return self._read_group(found, inner)
         if found["labels"] is not None:
             sources = self._labels.read(found["labels"])
-            return (found[0], []) if sources is None else ("", sources)
+            is_text = self._labels.is_word(found["labels"]) and found.string[found.start() - 1 : found.start()] != "]"
+            return (found[0] if sources is None or is_text else ""), sources or []
         if found["address"]:
             return "", [found["address"]]
+        if found["bare"]:
+            return "" if self._is_alone(found) else found[0], [_first_url(found[0]) or found[0]]
         url, anchor = found["url"], found["anchor"]
-        if found["image"]:
+        if found["image"] or anchor.startswith("!["):
             return "", []
         if not url.startswith(("http://", "https://")) and url not in self._labels.known:
-            return anchor, []
+            sources = self._labels.read(anchor.strip("[]\\")) or []
+            return ("" if sources else anchor), sources
         return ("" if _NAMES_SOURCE.fullmatch(anchor) else anchor), [url]
+
+    def _is_alone(self, found: re.Match[str]) -> bool:
+        """Return True if a token is after a sentence or begins a line, and no text continues the sentence."""
+        before = self._parts[-1][-12:] if self._parts else ""
+        after = found.string[found.end() : found.end() + 12].lstrip(" \t")
+        return _SENTENCE_END.search(before) is not None and not after[:1].islower()
+
+    def _read_group(self, found: re.Match[str], inner: str) -> tuple[str, list[str]]:
+        """Return the text and the sources of citations in brackets. After a sentence, none is text."""
+        read = [(one, *self._read(one)) for one in _TOKEN.finditer(inner)]
+        sources = [source for *_, own in read for source in own]
+        if not sources:
+            return found[0], []
+        is_bare = all(own and (one["bare"] or not kept) for one, kept, own in read)
+        if is_bare or found["lead"] or found["source"] or self._is_alone(found):
+            return "", sources
+        return found[0].replace(inner, _TOKEN.sub(lambda one: self._read(one)[0], inner)), sources
 
     def _add(self, part: str, origin: int) -> None:
         if not part:

@@ -46,7 +46,7 @@ OTHER_NAMES = {
     "query_id": ("topic_id",),
     "rubric": ("rubrics", "criteria"),
 }
-CONTEXT_NAMES = ("contexts", *OTHER_NAMES["contexts"])
+CONTEXT_NAMES: tuple[str, ...] = ("contexts", *OTHER_NAMES["contexts"])
 # Parsers for the columns that hold lists
 ITEMS: Mapping[str, Callable[[Any], Any]] = {
     "aspects": normalise_aspects,

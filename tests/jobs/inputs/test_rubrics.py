@@ -150,6 +150,7 @@ def test_labels_of_people_are_labels_of_criteria(tmp_path: Path) -> None:
     assert (one.known["query"], one.known["response"], one.error) == ("My head hurts.", "Since when?", None)
     assert shown(one) == [("Asks since when", 1.0, "cluster:context")]
     assert one.rest["rubric"][0]["labels"] == ["true", "false"]
+    assert inspect(write_lines(tmp_path / "meta.jsonl", [row])).format == "healthbench_meta"
 
 
 def test_criteria_of_deepresearch_bench_weigh_by_dimension(tmp_path: Path) -> None:
@@ -265,12 +266,13 @@ def test_texts_of_criteria_do_not_change() -> None:
     [
         ("rubrics", HEALTHBENCH),
         ("rubrics", {**HEALTHBENCH, "canary": "c"}),
+        ("rubrics", {"prompt": EVEREST[0], "rubrics": [{"criterion": "Gives the height", "weight": 5, "axis": "a"}]}),
         ("rubrics", PROFBENCH),
         ("deepresearch_bench", RACE),
         ("deepresearch_bench_2", RACE_2),
         ("scholarqa_cs", SCHOLARQA),
     ],
-    ids=["healthbench", "canary", "profbench", "race", "race_2", "scholarqa"],
+    ids=["healthbench", "canary", "researchrubrics", "profbench", "race", "race_2", "scholarqa"],
 )
 def test_inspect_knows_a_file_and_leads_to_the_metric(tmp_path: Path, format: str, row: dict[str, Any]) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{**row, "response": "r"}])

@@ -221,4 +221,4 @@ def test_needs_and_stages() -> None:
     assert needs_of(["citations"], Settings()) == ("query", "response")
     assert optional_of(["citations"], Settings()) == OPTIONAL
     assert stages_of(["citations"], Settings()) == [STAGE]
-    assert len(METRICS["citations"].bounds_of_unknown(Settings())) == 13
+    assert len(METRICS["citations"].bounds_of_unknown(Settings())) == 15

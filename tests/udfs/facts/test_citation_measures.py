@@ -12,19 +12,18 @@ from hypothesis import strategies as st
 
 from tests.fakes.citations import Cited, expected_citations
 from untold.udfs.facts.citation_measures import (
-    CITING,
     UNDEFINED,
     WEIGHTS,
     BoundedValue,
     JudgedSentence,
-    cite_batches,
     conclude_batches,
-    key_pages,
     measures_of,
 )
+from untold.udfs.facts.cited_sources import CITING, cite_batches, key_pages
 
 SUPPORTS = st.none() | st.sampled_from(list(WEIGHTS))
 SHARES = ("weighted_precision", "weighted_recall", "f1", "first_precision", "first_recall", "citation_accuracy")
+SHARES += ("sentence_precision", "sentence_recall")
 
 
 @st.composite
@@ -96,6 +95,16 @@ def test_precision_counts_citations_and_recall_counts_sentences() -> None:
     assert (values["citation_accuracy"], values["effective_citations"], values["cited_sentences"]) == (0.5, 1.0, 0.5)
 
 
+def test_sentences_without_a_verdict_are_left_out_of_precision_and_recall() -> None:
+    """The example of the published metrics of TREC RAG: five sentences, one with an unjudged citation, one without."""
+    labels = [("full",), ("partial",), ("none", "full"), (None,), ()]
+    found = measures_of([JudgedSentence(own, own[-1] if own else None) for own in labels])
+    values = {name: one.value for name, one in found.items()}
+    assert (values["first_precision"], values["first_recall"]) == (0.5, 0.375)
+    assert (values["sentence_precision"], values["sentence_recall"]) == (pytest.approx(2 / 3), 0.5)
+    assert values["weighted_recall"] == 2.5 / 4
+
+
 def test_partial_support_has_half_credit_and_counts_as_effective() -> None:
     found = measures_of([JudgedSentence(("partial",), "partial")])
     assert (found["weighted_precision"].value, found["citation_accuracy"].value) == (0.5, 1.0)
@@ -115,7 +124,7 @@ def test_undefined_measures_are_not_0() -> None:
     nothing, uncited = measures_of([]), measures_of([JudgedSentence()])
     assert {name for name, one in nothing.items() if one == UNDEFINED} == {*SHARES, "cited_sentences", "source_recall"}
     assert {name for name, one in uncited.items() if one == UNDEFINED} == {
-        *("weighted_precision", "first_precision", "citation_accuracy", "source_recall")
+        *("weighted_precision", "first_precision", "sentence_precision", "citation_accuracy", "source_recall")
     }
     assert (uncited["f1"].value, uncited["weighted_recall"].value, uncited["effective_citations"].value) == (0, 0, 0)
 

@@ -49,7 +49,7 @@ def read(response: str, *ids: str, citations: list[dict[str, object]] | None = N
         ("[1] One is first. Two.", [("One is first.", "a"), ("Two.",)]),
         ("One.\n[1]\n\nTwo.", [("One.", "a"), ("Two.",)]),
         ("One ([1], [2]).", [("One.", "a", "b")]),
-        ("One [see [1]].", [("One [see].", "a")]),
+        ("One [see [1]].", [("One.", "a")]),
         ("One [[1]](https://x.org/p).", [("One.", "https://x.org/p")]),
         ("One ([x.org](https://x.org/a_(b))).", [("One.", "https://x.org/a_(b)")]),
         ('One [of them](https://x.org "Title") is.', [("One of them is.", "https://x.org")]),
@@ -82,6 +82,87 @@ def read(response: str, *ids: str, citations: list[dict[str, object]] | None = N
     ],
 )
 def test_markers_belong_to_their_sentences(response: str, expected: list[tuple[str, ...]]) -> None:
+    assert read(response) == expected
+
+
+ENDS = "\n\nReferences\n[1] https://a.org/1\n[2] https://a.org/2"
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        # Citations between two sentences belong to the first one
+        ("One is. ([x](https://x.org)) Two is.", [("One is.", "https://x.org"), ("Two is.",)]),
+        ("One is. ([x](https://x.org)). Two is.", [("One is.", "https://x.org"), ("Two is.",)]),
+        ("One is.([A report](https://x.org)) Two is.", [("One is.", "https://x.org"), ("Two is.",)]),
+        (
+            "One is. ([x](https://x.org), [y](https://y.org)) Two is.",
+            [("One is.", "https://x.org", "https://y.org"), ("Two is.",)],
+        ),
+        (
+            "One is. ([1]) Two is. https://x.org Three is.",
+            [("One is.", "a"), ("Two is.", "https://x.org"), ("Three is.",)],
+        ),
+        ("One is.\n\nSource: [x](https://x.org).\n\nTwo is.", [("One is.", "https://x.org"), ("Two is.",)]),
+        ("One is.\nhttps://x.org\nTwo is.", [("One is.", "https://x.org"), ("Two is.",)]),
+        # Within a sentence, links keep their text
+        ("One ([A report](https://x.org)) is.", [("One (A report) is.", "https://x.org")]),
+        ("([A report](https://x.org)) One is.", [("One is.", "https://x.org")]),
+        ("Read https://x.org today.", [("Read https://x.org today.", "https://x.org")]),
+        (
+            "One (see https://x.org/(a)). Two <https://y.org>.",
+            [("One.", "https://x.org/(a)"), ("Two.", "https://y.org")],
+        ),
+        ("One (source: [x](https://x.org)).", [("One.", "https://x.org")]),
+        ("One (https://x.org, https://y.org).", [("One.", "https://x.org", "https://y.org")]),
+        # Ranges, lists and pages
+        (
+            "One [1]–[3]. Two [1]-[2]. Three [1—2].",
+            [("One.", "a", "b", "doc-3#1"), ("Two.", "a", "b"), ("Three.", "a", "b")],
+        ),
+        (
+            "One [1,2;3]. Two [1 and 2]. Three [1 & 2].",
+            [("One.", "a", "b", "doc-3#1"), ("Two.", "a", "b"), ("Three.", "a", "b")],
+        ),
+        ("One [1, p. 4]. Two [2, pp. 3–4; 1].", [("One.", "a"), ("Two.", "b", "a")]),
+        ("It is in [0, 1] and [0,1).", [("It is in [0, 1] and [0,1).",)]),
+        # Labels of models
+        ("One [^1^]. Two [citation:2]. Three [Source 1].", [("One.", "a"), ("Two.", "b"), ("Three.", "a")]),
+        ("One【4:0†report.pdf】. Two ［2］.", [("One.", "report.pdf"), ("Two.", "b")]),
+        ("One (Smith, 2020)[1].", [("One (Smith, 2020).", "a")]),
+        # Brackets and emphasis of markers do not stay in the text
+        ("One \\[1\\]. Two [\\[1\\]](https://x.org).", [("One.", "a"), ("Two.", "https://x.org")]),
+        (
+            "One [[1]]. Two [[1][2]]. Three **[1]**. Four <sup>[2]</sup>.",
+            [("One.", "a"), ("Two.", "a", "b"), ("Three.", "a"), ("Four.", "b")],
+        ),
+        ("One [1](#ref1). Two [[2]](#note-2).", [("One.", "a"), ("Two.", "b")]),
+        ("Note **well** [1] **this**.", [("Note **well** **this**.", "a")]),
+        ("One is. [![x](https://x.org/i.png)](https://x.org) Two is.", [("One is.",), ("Two is.",)]),
+        # Links with definitions keep their words
+        ("It [rains][1] and [snows].\n\n[snows]: https://x.org", [("It [rains] and [snows].", "a", "https://x.org")]),
+        # Tables, code and lists of references
+        ("| City | Rain |\n|---|:-:|\n| Bergen | much [1] |", [("| Bergen | much |", "a")]),
+        ("~~~\na ``` b\n```\ncode [1]\n~~~\nOne [2].", [("One.", "b")]),
+        (
+            "One [1]." + ENDS + "\n\nTwo [2]. Three.",
+            [("One.", "https://a.org/1"), ("Two.", "https://a.org/2"), ("Three.",)],
+        ),
+        (
+            "One [1].\r\nTwo [2].\r\n" + ENDS.replace("\n", "\r\n"),
+            [("One.", "https://a.org/1"), ("Two.", "https://a.org/2")],
+        ),
+        (
+            "One [1].\n\nSources\n[1] https://x.org/O'Brien's/page, 'A title'",
+            [("One.", "https://x.org/O'Brien's/page")],
+        ),
+        ("One [1].\n\nSources\n[1] 'https://x.org/page'。", [("One.", "https://x.org/page")]),
+        ("One[^1].\n\n[^1]: https://x.org\n[^1]: https://y.org", [("One.", "https://x.org")]),
+        ("[1][2]\n\nOne is. Two is.", [("One is.", "a", "b"), ("Two is.",)]),
+        ("[1] [2]\n\n([x](https://x.org))", []),
+    ],
+)
+def test_hostile_markers_are_read_as_a_reader_does(response: str, expected: list[tuple[str, ...]]) -> None:
     assert read(response) == expected
 
 
@@ -250,6 +331,14 @@ HOSTILE = {
     "sentences": "One [1]. ",
     "labels": "[1, ",
     "fences": "```\n",
+    "groups": "([1], ",
+    "links in groups": "([a](https://x.org/",
+    "addresses": "(https://x.org",
+    "emphasis": "**[1]",
+    "escaped": "\\[",
+    "sources": "Source: [1]",
+    "tables": "|--|",
+    "rows": "| a. |\n",
 }
 
 
