@@ -103,6 +103,21 @@ def test_the_example_of_the_readme_is_in_the_shipped_output() -> None:
     assert sorted(example) == sorted(expected)
 
 
+def test_the_readme_lists_all_metrics_and_links_their_pages() -> None:
+    listed = rows((ROOT / "README.md").read_text(encoding="utf-8"), "metric")
+    assert sorted(name for name, *_ in listed) == sorted(f"[`{name}`](docs/metrics/{name}.md)" for name in METRICS)
+
+
+def test_measured_figures_of_the_readme_are_on_the_pages_of_measurements() -> None:
+    def numbers(text: str) -> set[str]:
+        return set(re.findall(r"(?<![\w.,-])\d[\d.,]*(?<=\d)(?![\w-])", text))
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Measured", 1)[1].split("\n## ", 1)[0]
+    known = [ROOT / "docs" / name for name in ("explanation/benchmarks.md", "explanation/measured.md", "judge.md")]
+    assert {"200,000", "779", "0.1.9", "0.41", "399"} <= numbers(text)
+    assert numbers(text) - numbers("\n".join(page.read_text(encoding="utf-8") for page in known)) == set()
+
+
 def folders() -> Iterator[str]:
     """Yield the paths of the folders of the project in the repository."""
     for top in ("untold", "jobs", "udfs", "graph", "conf", "docs", "tools", "notebooks", "tests"):
@@ -228,9 +243,14 @@ def test_a_term_is_defined_in_one_sentence_and_is_used() -> None:
     assert [term for term, meaning in glossary() if ". " in meaning or term not in text] == []
 
 
-def test_words_to_avoid_are_avoided() -> None:
+def words_to_avoid() -> list[str]:
+    """Return the words and phrases that the glossary rejects."""
     listed = rows((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), "instead of")
-    avoided = re.compile(rf"\b(?:{'|'.join(', '.join(words for words, _ in listed).split(', '))})\b", re.IGNORECASE)
+    return ", ".join(words for words, _ in listed).split(", ")
+
+
+def test_words_to_avoid_are_avoided() -> None:
+    avoided = re.compile(rf"\b(?:{'|'.join(words_to_avoid())})\b", re.IGNORECASE)
     prose = {file: re.sub(r"`[^`]*`", "", text) for file, text in pages() if file != "docs/glossary.md"}
     assert {file: avoided.findall(text) for file, text in prose.items() if avoided.search(text)} == {}
 
