@@ -200,6 +200,18 @@ def test_files_that_the_docs_name_exist() -> None:
     assert sorted(path for path in named if not (ROOT / path).exists()) == []
 
 
+def test_links_open_from_the_repository() -> None:
+    """Readers of the Markdown files have no site. Only the generated pages of the reference are missing."""
+    found = [
+        (page.parent / link).resolve()
+        for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
+        for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    ]
+    assert len(found) > 200
+    missing = [str(path.relative_to(ROOT)) for path in found if not path.exists()]
+    assert [path for path in missing if not path.startswith("docs/reference/")] == []
+
+
 def test_the_site_builds_strictly_and_loads_no_external_resource(tmp_path: Path) -> None:
     """A broken link, a missing anchor and a page outside of the navigation are errors."""
     build(load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(tmp_path)))
