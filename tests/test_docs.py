@@ -75,6 +75,8 @@ def test_shipped_figures() -> None:
 def test_exit_codes() -> None:
     documented = [int(code) for code, _ in rows(section("contract", "Exit codes"), "code")]
     assert documented == sorted({0, MENDABLE, WRONG_USE, INTERRUPTED, FAILED_TOO_MANY, UNDECIDED, *EXIT_CODES.values()})
+    agents = rows((ROOT / "docs" / "howto" / "agents.md").read_text(encoding="utf-8"), "code")
+    assert [int(code) for codes, _ in agents for code in codes.split(", ")] == documented
 
 
 def test_extras() -> None:
