@@ -243,7 +243,7 @@ def note_settings(settings: Settings, metrics: Sequence[Metric], notify: Callabl
     if line is not None:
         notify(line)
     if lacking := judges_without_price(settings):
-        notify(f"judges: {', '.join(lacking)} have no price, so the total cost does not include them")
+        notify(f"judges: {', '.join(lacking)} have no price, so the total cost is incomplete")
 
 
 # The statuses of samples with counts, and of samples without results. The contract has no other status

@@ -81,7 +81,7 @@ def test_a_judge_has_only_prices_of_its_own_model() -> None:
     lines: list[str] = []
     note_settings(settings, [METRICS["nuggets"]], lines.append)
     lacking = "other, main-elsewhere, gpt-4.1"
-    assert lines == [f"judges: {lacking} have no price, so the total cost does not include them"]
+    assert lines == [f"judges: {lacking} have no price, so the total cost is incomplete"]
     with pytest.raises(SettingsError, match=rf"budget\.max_cost.*of the judges {lacking}") as error:
         load(judges, *priced, "budget.max_cost=1")
     assert len(str(error.value).splitlines()) == 1
