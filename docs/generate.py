@@ -65,6 +65,11 @@ def root_file(name: str) -> str:
     return text.replace("[Apache 2.0](LICENSE)", "Apache 2.0")
 
 
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Return a page with links to the pages of root files. In the repository, the links name the files."""
+    return markdown.replace("](../../CONTRIBUTING.md", "](../contributing.md")
+
+
 def commands() -> str:
     parts = ["# Commands\n\n`untold COMMAND --help` prints the same.\n"]
     for name, command in COMMANDS.items():

@@ -270,9 +270,7 @@ def check_endpoint(settings: Settings, base_url: str, about: str = "") -> Iterat
     if lines := dropped.lines():
         yield CheckResult(OK, "parameters", "; ".join(lines))
     if rated.error_type not in ANSWERED:
-        yield CheckResult(
-            WARN, "log-probabilities", f"asking for them fails ({rated.error}): rated stages would fail here"
-        )
+        yield CheckResult(WARN, "log-probabilities", f"the request fails ({rated.error}), so rated stages would fail")
     elif has_alternatives(rated.logprobs, settings.llm.api):
         yield CheckResult(OK, "log-probabilities", "given; ratings are weighted by probability")
     else:

@@ -481,7 +481,8 @@ def send(run: RunTables, to: str, url: str | None = None, rate: float = CALLS_PE
     `rate` is the largest number of calls per second.
 
     Raises:
-        UserError: The tool refuses the scores or does not respond, or `to` is wandb and its package is missing.
+        UserError: The tool refuses the scores or does not respond, a key is missing, or `to` is wandb and its package
+            is missing.
     """
     if to == WANDB:
         return f"logged to Weights & Biases as run {_log_to_wandb(run)}"
@@ -489,7 +490,10 @@ def send(run: RunTables, to: str, url: str | None = None, rate: float = CALLS_PE
     address = (url or tracker.address(os.environ)).rstrip("/")
     if not address.startswith(("http://", "https://")):
         raise UserError(f"{plain_url(address)} is not an address of HTTP. Set --url or {tracker.addresses[0]}")
-    client = TrackerClient(address, tracker.headers(os.environ), rate, tracker.keys)
+    headers = tracker.headers(os.environ)
+    if tracker.needs_key and not headers:
+        raise UserError(f"{to} needs its keys. Set {' and '.join(tracker.keys)}")
+    client = TrackerClient(address, headers, rate, tracker.keys)
     calls = send_scores(to, tracked_scores(run), client)
     return f"sent to {to} at {plain_url(address)} with {amount(calls, 'call', 'calls')}"
 

@@ -28,7 +28,7 @@ from untold.jobs.inference.stage.expected_usage import (
 from untold.jobs.inference.stage.requests import Requests, Rows
 from untold.jobs.inputs.samples import SampleError, Samples, show_invalid
 from untold.jobs.metrics import METRICS, digests_of, stages_of
-from untold.jobs.metrics.base import Assumptions, Metric, note_profile
+from untold.jobs.metrics.base import Assumptions, Metric, note_settings
 from untold.jobs.metrics.scoring import Panel, ScoreRequest, bind_panel, repeated_samples, repetitions
 from untold.jobs.metrics.summaries import summarise_contexts
 from untold.jobs.retrieval.sources import STAGE, assumed_hits, assumed_results, context_chunks, stages_of_knowledge
@@ -68,7 +68,7 @@ def plan(
     stages = {name: findings.applied(bind_stage(name, settings, embedded_model=sha256)) for name in names}
     display = display or Display()
     spark = spark or open_session(settings, small=request.small)
-    note_profile(settings, [METRICS[name] for name in request.metrics], display.note)
+    note_settings(settings, [METRICS[name] for name in request.metrics], display.note)
     display.status(f"reading {request.input}")
     # A plan has the errors of a run
     digests_of(request.metrics, settings)
@@ -241,6 +241,9 @@ def one_a_stage(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for name, value in row.items():
             if name == "exact":
                 known[name] = known[name] and value
+            elif name.endswith("cost") and None in (value, known[name]):
+                # A judge without a price
+                known[name] = None
             elif not isinstance(value, str) and value is not None:
                 known[name] = value + (known[name] or 0)
     return list(found.values())

@@ -27,7 +27,7 @@ from untold.jobs.inputs.samples import (
     write_samples,
 )
 from untold.jobs.metrics import METRICS, digests_of, joined, needs_of, optional_of, retrieves, stages_of
-from untold.jobs.metrics.base import Metric, Tables, note_profile
+from untold.jobs.metrics.base import Metric, Tables, note_settings
 from untold.jobs.metrics.condensing import check_graphframes
 from untold.jobs.metrics.graphs import SIDES
 from untold.jobs.metrics.judging import MISS_RATE, SCORE_AUDITED
@@ -104,7 +104,7 @@ def _run(request: ScoreRequest, display: Display, held: SharedEngines | None) ->
         names = stages_of(request.metrics, settings)
         stages = {name: bind_stage(name, settings, embedded_model=endpoint.model_sha256) for name in names}
         _show_unused_tools(settings, stages, display)
-        note_profile(settings, [METRICS[name] for name in request.metrics], display.note)
+        note_settings(settings, [METRICS[name] for name in request.metrics], display.note)
         # A guess from the manifest before the input is read. It only decides if the actor process starts at once
         asks = set(there) != set(request.metrics) or not output.seems_complete(retry_failed=request.retry_failed)
         index = settings.knowledge.index if retrieves(request.metrics) else None

@@ -75,6 +75,8 @@ def test_shipped_figures() -> None:
 def test_exit_codes() -> None:
     documented = [int(code) for code, _ in rows(section("contract", "Exit codes"), "code")]
     assert documented == sorted({0, MENDABLE, WRONG_USE, INTERRUPTED, FAILED_TOO_MANY, UNDECIDED, *EXIT_CODES.values()})
+    agents = rows((ROOT / "docs" / "howto" / "agents.md").read_text(encoding="utf-8"), "code")
+    assert [int(code) for codes, _ in agents for code in codes.split(", ")] == documented
 
 
 def test_extras() -> None:
@@ -101,6 +103,21 @@ def test_the_example_of_the_readme_is_in_the_shipped_output() -> None:
     expected += [("missing", row["text"]) for row in statements if not row["covered"]]
     expected.append(("score", f"{score['score']:.2f}: one of three statements is covered"))
     assert sorted(example) == sorted(expected)
+
+
+def test_the_readme_lists_all_metrics_and_links_their_pages() -> None:
+    listed = rows((ROOT / "README.md").read_text(encoding="utf-8"), "metric")
+    assert sorted(name for name, *_ in listed) == sorted(f"[`{name}`](docs/metrics/{name}.md)" for name in METRICS)
+
+
+def test_measured_figures_of_the_readme_are_on_the_pages_of_measurements() -> None:
+    def numbers(text: str) -> set[str]:
+        return set(re.findall(r"(?<![\w.,-])\d[\d.,]*(?<=\d)(?![\w-])", text))
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Measured", 1)[1].split("\n## ", 1)[0]
+    known = [ROOT / "docs" / name for name in ("explanation/benchmarks.md", "explanation/measured.md", "judge.md")]
+    assert {"200,000", "779", "0.1.9", "0.41", "399"} <= numbers(text)
+    assert numbers(text) - numbers("\n".join(page.read_text(encoding="utf-8") for page in known)) == set()
 
 
 def folders() -> Iterator[str]:
@@ -185,6 +202,18 @@ def test_files_that_the_docs_name_exist() -> None:
     assert sorted(path for path in named if not (ROOT / path).exists()) == []
 
 
+def test_links_open_from_the_repository() -> None:
+    """Readers of the Markdown files have no site. Only the generated pages of the reference are missing."""
+    found = [
+        (page.parent / link).resolve()
+        for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
+        for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    ]
+    assert len(found) > 200
+    missing = [str(path.relative_to(ROOT)) for path in found if not path.exists()]
+    assert [path for path in missing if not path.startswith("docs/reference/")] == []
+
+
 def test_the_site_builds_strictly_and_loads_no_external_resource(tmp_path: Path) -> None:
     """A broken link, a missing anchor and a page outside of the navigation are errors."""
     build(load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(tmp_path)))
@@ -228,9 +257,14 @@ def test_a_term_is_defined_in_one_sentence_and_is_used() -> None:
     assert [term for term, meaning in glossary() if ". " in meaning or term not in text] == []
 
 
-def test_words_to_avoid_are_avoided() -> None:
+def words_to_avoid() -> list[str]:
+    """Return the words and phrases that the glossary rejects."""
     listed = rows((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), "instead of")
-    avoided = re.compile(rf"\b(?:{'|'.join(', '.join(words for words, _ in listed).split(', '))})\b", re.IGNORECASE)
+    return ", ".join(words for words, _ in listed).split(", ")
+
+
+def test_words_to_avoid_are_avoided() -> None:
+    avoided = re.compile(rf"\b(?:{'|'.join(words_to_avoid())})\b", re.IGNORECASE)
     prose = {file: re.sub(r"`[^`]*`", "", text) for file, text in pages() if file != "docs/glossary.md"}
     assert {file: avoided.findall(text) for file, text in prose.items() if avoided.search(text)} == {}
 

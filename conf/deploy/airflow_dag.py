@@ -26,7 +26,7 @@ def score(metric: str) -> None:
         for line in process.stdout or ():
             print(line, end="")
     if process.returncode in AGAIN:
-        raise AirflowException(f"untold ended with {process.returncode}: the next try goes on")
+        raise AirflowException(f"untold ended with {process.returncode}: the next attempt continues the run")
     if process.returncode:
         raise AirflowFailException(f"untold ended with {process.returncode}: see its lines above")
 

@@ -22,7 +22,7 @@ from untold.jobs.retrieval.sources import stages_of_knowledge
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run_tables import RunTables
 from untold.jobs.settings.fields import Section
-from untold.jobs.settings.model import Settings
+from untold.jobs.settings.model import Settings, judges_without_price
 from untold.jobs.settings.templates import explain_profile
 from untold.udfs.facts.importance_measures import Weighting, names_at
 from untold.udfs.stages.definitions import Figures
@@ -237,12 +237,14 @@ class Metric:
         return "relations" in self.tables
 
 
-def note_profile(settings: Settings, metrics: Sequence[Metric], notify: Callable[[str], None]) -> None:
-    """Name the settings of a run that differ from its profile, if it has a profile."""
+def note_settings(settings: Settings, metrics: Sequence[Metric], notify: Callable[[str], None]) -> None:
+    """Name the settings of a run that differ from its profile, and the judges without a price."""
     stages = dict.fromkeys(name for metric in metrics for name in metric.asks(settings))
     line = explain_profile(settings, stages, lambda key: any(metric.depends_on(key) for metric in metrics))
     if line is not None:
         notify(line)
+    if lacking := judges_without_price(settings):
+        notify(f"judges: {', '.join(lacking)} have no price, so the total cost is incomplete")
 
 
 # The statuses of samples with counts, and of samples without results. The contract has no other status

@@ -30,6 +30,7 @@ from untold.jobs.settings.model import (
     SettingsError,
     api_for,
     backend_for,
+    judges_without_price,
     prices_for,
     settings_model,
 )
@@ -185,7 +186,8 @@ def _withhold_keys(given: _Merged, merged: _Merged) -> None:
 def _complete_judges(merged: _Merged) -> Iterator[str]:
     """Give each judge the endpoint of its preset, or that of `llm.*`, and no key of another endpoint.
 
-    Yield a line per unknown preset. Validation reports other wrong values.
+    A judge with the model of the preset or of `llm.*` has its prices too. Yield a line per unknown preset. Validation
+    reports other wrong values.
     """
     judges, presets = merged.values.get("judges"), set(shipped_names("endpoints")) - _LOCAL.keys()
     if not isinstance(judges, list):
@@ -201,7 +203,8 @@ def _complete_judges(merged: _Merged) -> Iterator[str]:
             return
         else:
             known = {} if "base_url" in own else merged.values
-        given = {key: known[f"llm.{key}"] for key in _OF_JUDGES if known.get(f"llm.{key}")}
+        inherited = (*_OF_JUDGES, *PRICES) if own and own.get("model") == known.get("llm.model") else _OF_JUDGES
+        given = {key: known[f"llm.{key}"] for key in inherited if known.get(f"llm.{key}") is not None}
         # Its own settings replace the key and the headers of `llm.*`
         judges[place] = {"api_key_env": None, "api_key_command": None, **given, **own} if own else one
 
@@ -336,6 +339,8 @@ def _endpoint_problems(
     unpriced = {stage for stage in STAGE_NAMES if not prices_for(settings, stage).complete}
     for section in [f"stages.{name}" for name in sorted(unpriced)] if unpriced <= settings.stages.keys() else ["llm"]:
         yield from _unpriced(merged, f"needs {' and '.join(f'{section}.{name}' for name in PRICES)}")
+    if lacking := judges_without_price(settings):
+        yield from _unpriced(merged, f"needs {' and '.join(PRICES)} of the judges {', '.join(lacking)}")
 
 
 def _unpriced(merged: _Merged, need: str) -> Iterator[str]:

@@ -229,7 +229,8 @@ class Settings(Section):
     judges: sections.Judges = setting(
         [],
         "A panel: several models that judge the same items. Each has a model and the settings of llm.endpoints; "
-        "endpoint, a preset, replaces base_url. Without both it has the endpoint of llm.*. [] judges with llm.model",
+        "endpoint, a preset, replaces base_url. Without both it has the endpoint of llm.*. It has the prices of llm.* "
+        "only if it has its model. [] judges with llm.model",
     )
     judges_rule: Literal["majority", "all"] = setting(
         "majority",
@@ -385,16 +386,22 @@ def prices_at(llm: LlmSettings, settings: Settings, stage: str) -> Prices:
 
 
 def settings_of_judges(settings: Settings) -> dict[str, Settings]:
-    """Return the settings of each judge of a panel by its model: `llm.*` has the judge's endpoint and model.
+    """Return the settings of each judge of a panel by its model: `llm.*` has the judge's endpoint, model and prices.
 
-    The overrides of stages apply to all judges, except models and prices.
+    The overrides of stages apply to all judges, except models and prices. A judge does not have the prices of `llm.*`.
     """
     kept = {name: own.model_dump(exclude={"model", *PRICES}) for name, own in settings.stages.items()}
     stages = {name: StageSettings.model_validate(own) for name, own in kept.items()}
     # The headers of `llm.*` belong to its own endpoint
     base = vars(settings.llm) | {"extra_headers": {}, "extra_query": {}}
-    judges = {str(one.model): settings.llm.model_copy(update=one.over(base)) for one in settings.judges}
+    llm = settings.llm.model_copy(update=dict.fromkeys(PRICES))
+    judges = {str(one.model): llm.model_copy(update=one.over(base)) for one in settings.judges}
     return {model: settings.model_copy(update={"llm": llm, "stages": stages}) for model, llm in judges.items()}
+
+
+def judges_without_price(settings: Settings) -> list[str]:
+    """Return the models of the judges whose calls have an unknown cost."""
+    return [str(one.model) for one in settings.judges if None in (getattr(one, name) for name in PRICES)]
 
 
 def result_settings(settings: Settings, stages: Iterable[str] = STAGE_NAMES) -> dict[str, Any]:

@@ -118,8 +118,8 @@ def read_groups(request: EstimateRequest, notify: Callable[[str], None]) -> list
     weighed = _weigh(strata)
     if not weighed:
         raise EstimateError(
-            f"{request.run.directory}: none of its samples with a score is in {request.everything.directory}. "
-            "The proxy must have all samples, with the same sample_id"
+            f"{request.labels or request.run.directory}: none of its samples with a score is in "
+            f"{request.everything.directory}. The proxy must have all samples, with the same sample_id"
         )
     database.register("weighed", pa.Table.from_pylist(weighed))
     database.execute(_INFLUENCE)

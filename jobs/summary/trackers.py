@@ -223,6 +223,7 @@ class Tracker:
     default: str
     keys: tuple[str, ...]
     headers: Callable[[Mapping[str, str]], Headers]
+    needs_key: bool = False
 
     def address(self, known: Mapping[str, str]) -> str:
         """Return the address of the tool, without a slash at the end."""
@@ -244,6 +245,7 @@ TRACKERS: Mapping[str, Tracker] = {
         "https://cloud.langfuse.com",
         ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"),
         _basic("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"),
+        needs_key=True,
     ),
     "phoenix": Tracker(
         phoenix_calls,

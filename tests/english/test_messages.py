@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from tests.english.prose import HELP_CALLS, MESSAGE_CALLS, Passage, Sentence, literal, sentences_of
 from tests.english.rules import findings
+from tests.english.vocabulary import REJECTED
+from tests.test_docs import words_to_avoid
 from tests.test_house import ROOT, product_files
 
 # The share of the messages of a folder that may have an odd construction
@@ -76,6 +78,24 @@ def test_messages_of_each_folder_are_plain_sentences() -> None:
     for folder, sentences in folders.items():
         odd = [f"{one.path}:{one.line}: {', '.join(findings(one))}: {one.text}" for one in sentences if findings(one)]
         assert len(odd) <= MOST_MARKED * len(sentences), f"{folder}: {len(odd)} of {len(sentences)}\n" + "\n".join(odd)
+
+
+def words_in(text: str, avoided: Collection[str]) -> list[str]:
+    """Return the words and phrases of `avoided` that occur in a text outside of code."""
+    prose = re.sub(r"`[^`]*`", "", text)
+    return [word for word in avoided if re.search(rf"\b{word}\b", prose, re.IGNORECASE)]
+
+
+def test_messages_use_the_words_of_the_glossary() -> None:
+    avoided = {*words_to_avoid(), *REJECTED}
+    assert sorted(words_in("The asker said `told`.", avoided)) == ["asker", "said"]
+    found = {
+        f"{file.relative_to(ROOT)}:{line}": words
+        for file in product_files()
+        for line, text in messages_of(file.read_text(encoding="utf-8"))
+        if (words := words_in(text, avoided))
+    }
+    assert found == {}
 
 
 def test_an_odd_message_is_found_and_a_frozen_one_is_not() -> None:

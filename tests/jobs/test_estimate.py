@@ -202,7 +202,12 @@ def test_people_are_the_judges_of_a_part(tmp_path: Path, capsys: pytest.CaptureF
     assert (row["metric"], row["proxy"], row["judged"], found["differences"]) == ("labels", "e2e", 100, [])
     assert (row["ci_low"], row["ci_high"]) == pytest.approx((float(low[0]), float(high[0])), abs=1e-6)
     assert f"people.csv: 1 sample is not in {run.directory}, and left out" in err
-    for text, said in (("sample_id,label\ns1,yes", "column label must be numbers"), ("id,x\n1,2", "need the columns")):
+    wrong = {
+        "sample_id,label\ns1,yes": "column label must be numbers",
+        "id,x\n1,2": "need the columns",
+        "sample_id,label\nx,1": "people.csv: none of its samples with a score is in",
+    }
+    for text, said in wrong.items():
         labels.write_text(text)
         assert main(["estimate", run.directory, "--labels", str(labels)]) == 1
         assert said in capsys.readouterr().err

@@ -21,7 +21,15 @@ from untold.jobs.inference.stage.call_settings import hours_of
 from untold.jobs.inference.store.store import stage_folder
 from untold.jobs.metrics import METRICS, stages_of
 from untold.jobs.metrics.scoring import ScoreRequest
-from untold.jobs.plan import UNLIMITED_COMPLETION_TOKENS, Planner, completion_limit, cost_and_hours, plan, plan_lines
+from untold.jobs.plan import (
+    UNLIMITED_COMPLETION_TOKENS,
+    Planner,
+    completion_limit,
+    cost_and_hours,
+    one_a_stage,
+    plan,
+    plan_lines,
+)
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run.terminal import Page
 from untold.jobs.run_tables import open_run
@@ -409,6 +417,11 @@ def test_tables_show_the_possible_and_the_expected_numbers() -> None:
         "e2e evaluate_coverage 300 900 20 0.25",
         "total 600 1,800 40 0.50",
     ]
+
+
+def test_a_judge_without_a_price_makes_the_cost_of_its_stage_unknown() -> None:
+    (row,) = one_a_stage([plan_row(cost=2.0), plan_row(cost=None, expected_cost=None), plan_row(cost=1.0)])
+    assert (row["cost"], row["expected_cost"], row["requests"]) == (None, None, 3 * plan_row()["requests"])
 
 
 def test_a_plan_shows_the_cost_and_the_rounds_of_batches() -> None:

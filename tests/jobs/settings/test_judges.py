@@ -7,9 +7,17 @@ from typing import Any
 
 import pytest
 
-from untold.jobs.metrics import stages_of
+from untold.jobs.metrics import METRICS, stages_of
+from untold.jobs.metrics.base import note_settings
 from untold.jobs.settings.loading import load_settings
-from untold.jobs.settings.model import Settings, SettingsError, result_settings, settings_of_judges
+from untold.jobs.settings.model import (
+    PRICES,
+    Settings,
+    SettingsError,
+    prices_for,
+    result_settings,
+    settings_of_judges,
+)
 
 ADDRESS = "http://here/v1"
 
@@ -42,6 +50,41 @@ def test_only_models_and_the_rule_identify_an_output() -> None:
     assert result_settings(one)["judges"] == ["a", "b"]
     assert result_settings(one) != result_settings(load([{"model": "a"}, {"model": "b"}], "judges_rule=all"))
     assert "judges" not in result_settings(Settings())
+
+
+def test_a_judge_has_only_prices_of_its_own_model() -> None:
+    free = dict.fromkeys(PRICES, 0.0)
+    judges = [
+        {"model": "main"},
+        {"model": "other"},
+        {"model": "main-elsewhere", "base_url": "http://there/v1"},
+        {"endpoint": "openai", "model": "gpt-4.1-mini"},
+        {"endpoint": "openai", "model": "gpt-4.1"},
+        {"model": "free", **free},
+    ]
+    priced = [f"llm.{name}=2" for name in PRICES]
+    settings = load(judges, *priced, "stages.rate_nuggets.price_per_million_prompt_tokens=9")
+    found = {
+        model: (prices.prompt, prices.completion)
+        for model, own in settings_of_judges(settings).items()
+        for prices in [prices_for(own, "rate_nuggets")]
+    }
+    unknown = (None, None)
+    assert found == {
+        "main": (2.0, 2.0),
+        "other": unknown,
+        "main-elsewhere": unknown,
+        "gpt-4.1-mini": (0.4, 1.6),
+        "gpt-4.1": unknown,
+        "free": (0.0, 0.0),
+    }
+    lines: list[str] = []
+    note_settings(settings, [METRICS["nuggets"]], lines.append)
+    lacking = "other, main-elsewhere, gpt-4.1"
+    assert lines == [f"judges: {lacking} have no price, so the total cost is incomplete"]
+    with pytest.raises(SettingsError, match=rf"budget\.max_cost.*of the judges {lacking}") as error:
+        load(judges, *priced, "budget.max_cost=1")
+    assert len(str(error.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.jobs.settings.cases import SERVER, load, problems, write
 from untold.jobs.metrics import METRICS
-from untold.jobs.metrics.base import note_profile
+from untold.jobs.metrics.base import note_settings
 from untold.jobs.settings.layers import shipped_layer, shipped_names
 from untold.jobs.settings.loading import load_settings
 from untold.jobs.settings.model import Settings, result_settings
@@ -20,7 +20,7 @@ PROFILE = "profile=published"
 
 def told(settings: Settings, *metrics: str) -> list[str]:
     lines: list[str] = []
-    note_profile(settings, [METRICS[name] for name in metrics], lines.append)
+    note_settings(settings, [METRICS[name] for name in metrics], lines.append)
     return lines
 
 

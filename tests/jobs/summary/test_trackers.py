@@ -410,6 +410,16 @@ def test_wrong_use_is_one_line(
     assert message in capsys.readouterr().err
 
 
+def test_langfuse_without_a_key_gets_no_call(
+    tmp_path: Path, tool: ToolServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The default address is on the internet, and the comments of scores are texts of the run."""
+    words = ["export", str(write_run(tmp_path / "run")), "--to", "langfuse", "--send", "--url", tool.url]
+    assert main(words) == 1
+    line = "untold: langfuse needs its keys. Set LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY\n"
+    assert (capsys.readouterr().err, tool.calls) == (line, [])
+
+
 def test_an_address_of_a_database_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///track.db")
     with pytest.raises(UserError, match=r"not an address of HTTP\. Set --url or MLFLOW_TRACKING_URI"):
