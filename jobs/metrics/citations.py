@@ -24,7 +24,7 @@ from untold.jobs.retrieval.sources import catalog_in, row_ranges
 from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts import citation_measures, cited_sources
+from untold.udfs.facts import citation_measures
 from untold.udfs.retrieval.index_table import CHUNK_TEXTS, Catalog, read_documents
 from untold.udfs.samples.file_records import READERS
 from untold.udfs.storage import absolute
@@ -110,7 +110,7 @@ def judge_sentences(
     """
     own, tools = settings.citations, calls.tools
     given = samples.select("sample_id", "response", "contexts", *base.optional_columns(samples, ("citations",)))
-    cited = given.mapInArrow(cited_sources.cite_batches, spark_schema(cited_sources.CITING))
+    cited = given.mapInArrow(citation_measures.cite_batches, spark_schema(citation_measures.CITING))
     cited = tools.keep(cited, "cited-sentences")
     if own.sources is not None:
         cited = tools.keep(_with_pages(cited, _pages(cited, absolute(own.sources), settings)), "sources-with-texts")
@@ -132,7 +132,7 @@ def _pages(cited: DataFrame, path: str, settings: Settings) -> DataFrame:
         found = read_texts(spark, path, PAGE, ("text",), AS_THEY_ARE, key="document_id").rows
         rows = found.where(F.col("error").isNull()).withColumn("number", F.lit(0).cast("long"))
     pages = rows.select("document_id", "url", "number", "text").mapInArrow(
-        cited_sources.key_pages, spark_schema(cited_sources.PAGES)
+        citation_measures.key_pages, spark_schema(citation_measures.PAGES)
     )
     wanted = _sources(cited).where(F.col("text").isNull()).select("key").distinct()
     parts = F.array_sort(F.collect_set(F.struct("number", "text")))

@@ -16,7 +16,7 @@ import pyarrow as pa
 from untold.udfs.facts.aspect_coverage import MEASURE, UNDEFINED, BoundedValue, measure_list
 from untold.udfs.facts.importance_measures import f1_of
 from untold.udfs.samples.batches import in_batches
-from untold.udfs.samples.citations import source_key
+from untold.udfs.samples.citations import cited_sentences, source_key
 from untold.udfs.stages import UNASKED
 
 FULL, PARTIAL, NONE = "full", "partial", "none"
@@ -36,6 +36,16 @@ NO_TEXT = "no context, document or page has this id"
 AND = "\x1f"
 UNKNOWN = BoundedValue(None, 0.0, 1.0)
 
+_SOURCE = pa.struct([(name, pa.string()) for name in ("source", "key", "text")])
+CITING = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        (
+            "sentences",
+            pa.list_(pa.struct([("number", pa.int64()), ("text", pa.string()), ("sources", pa.list_(_SOURCE))])),
+        ),
+    ]
+)
 _CITATION = pa.struct(
     [
         ("sentence_number", pa.int64()),
@@ -268,3 +278,44 @@ def _citation(
         "status": status,
         "reason": NO_TEXT if status == NO_SOURCE else verdict.get("reason"),
     }
+
+
+def cite_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield columns of `CITING`, a row per sample: its sentences with the sources that they cite.
+
+    The columns of `batches` are sample_id, response, contexts list<struct<id, text>> and citations list<struct<start,
+    end, sources>>. The text of a source is the text of the context with its id, and otherwise null.
+    """
+    for batch in batches:
+        yield from in_batches(map(_citing, batch.to_pylist()), CITING)
+
+
+def _citing(row: Row) -> dict[str, Any]:
+    contexts = row["contexts"] or ()
+    texts = {source_key(one["id"]): one["text"] for one in contexts if one["text"].strip()}
+    found = cited_sentences(row["response"] or "", row["citations"], [one["id"] for one in contexts])
+    return {
+        "sample_id": row["sample_id"],
+        "sentences": [
+            {
+                "number": number,
+                "text": one.text,
+                "sources": [
+                    {"source": source, "key": key, "text": texts.get(key)}
+                    for key, source in {source_key(name): name for name in one.sources}.items()
+                ],
+            }
+            for number, one in enumerate(found, start=1)
+        ],
+    }
+
+
+PAGES = pa.schema([("key", pa.string()), ("number", pa.int64()), ("text", pa.string())])
+
+
+def key_pages(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield columns of `PAGES`, a row per id and URL of a text, from document_id, url, number and text."""
+    for batch in batches:
+        rows = ((row, {row["document_id"], row["url"]} - {None, ""}) for row in batch.to_pylist() if row["text"])
+        found = ({**row, "key": source_key(name)} for row, names in rows for name in sorted(names))
+        yield from in_batches(({name: row[name] for name in PAGES.names} for row in found), PAGES)

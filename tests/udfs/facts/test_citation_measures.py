@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 
 from tests.fakes.citations import Cited, expected_citations
 from untold.udfs.facts.citation_measures import (
+    CITING,
     UNDEFINED,
     WEIGHTS,
     BoundedValue,
     JudgedSentence,
+    cite_batches,
     conclude_batches,
+    key_pages,
     measures_of,
 )
-from untold.udfs.facts.cited_sources import CITING, cite_batches, key_pages
 
 SUPPORTS = st.none() | st.sampled_from(list(WEIGHTS))
 SHARES = ("weighted_precision", "weighted_recall", "f1", "first_precision", "first_recall", "citation_accuracy")
