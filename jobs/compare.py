@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from untold.jobs.run.terminal import Page, amount, table, wrapped
 from untold.jobs.summary.estimating import EstimateError, EstimateRequest, Group, read_groups
-from untold.jobs.summary.ranking import CHANCE, UNDEFINED, add_adjusted, interval_text, is_unlikely
-from untold.jobs.summary.score_counts import DECIMALS, Rows
+from untold.jobs.summary.ranking import (
+    CHANCE,
+    UNDEFINED,
+    add_adjusted,
+    interval_text,
+    is_unlikely,
+    limits_text,
+    number_text,
+)
+from untold.jobs.summary.score_counts import Rows, rounded_row
 from untold.jobs.tables import ESTIMATES
 from untold.udfs.statistics.prediction_powered import LEAST_JUDGED, samples_needed
 
@@ -42,7 +50,7 @@ def comparison_lines(
     ranked = [
         [
             *(row["metric"], row["system"], f"{row['n']:,}", f"{row['scored']:,}"),
-            *(_number(row["answer_rate"], ".2f"), _number(row[by], ".3f")),
+            *(number_text(row["answer_rate"], ".2f"), number_text(row[by], ".3f")),
             interval_text(
                 row if by == "mean" else row | {"scored": row["scored"] + row["undefined"]}, clustered=clustered
             ),
@@ -65,8 +73,8 @@ def _differences(
     shown = [
         [
             *(*(row[name] for name in labels), f"{row[count]:,}"),
-            *(_number(row[difference], "+.3f"), _limits(row, "ci", "+.3f")),
-            *(_number(row[name], ".4f") for name in ("p_value", "p_adjusted")),
+            *(number_text(row[difference], "+.3f"), limits_text(row, "ci", "+.3f")),
+            *(number_text(row[name], ".4f") for name in ("p_value", "p_adjusted")),
         ]
         for row in pairs
         if every or is_unlikely(row)
@@ -78,15 +86,6 @@ def _differences(
         number = amount(hidden, "pair does not differ", "pairs do not differ")
         rest = f"--all or --json shows {'it' if hidden == 1 else 'them'}"
         yield from ("", *wrapped(f"{number} by more than chance (p adj. < {CHANCE}); {rest}", page))
-
-
-def _number(value: float | None, form: str = ".3f") -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _limits(row: Mapping[str, Any], name: str, form: str = ".3f") -> str:
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
-    return "-" if low is None else f"{low:{form}} .. {high:{form}}"
 
 
 TABLE = "estimates"
@@ -260,8 +259,9 @@ def estimate_lines(found: Estimates, page: Page, *, every: bool = False) -> Iter
     cells = [
         [
             *(row["metric"], row["proxy"], row["system"] or "all", f"{row['n']:,}", f"{row['judged']:,}"),
-            *(_number(row["mean"]), _limits(row, "ci"), _number(row["plain_mean"]), _limits(row, "plain")),
-            "-" if row["effective_sample_size"] is None else f"{row['effective_sample_size']:,.0f}",
+            *(number_text(row["mean"]), limits_text(row, "ci")),
+            *(number_text(row["plain_mean"]), limits_text(row, "plain")),
+            number_text(row["effective_sample_size"], ",.0f"),
         ]
         for row in found.means
     ]
@@ -307,8 +307,7 @@ def _row(group: Group) -> dict[str, Any]:
         "effective_sample_size": round(group.judged * moments.variance / variance, 6) if variance else None,
         "p_value": moments.p_value() if group.compared_system else None,
     }
-    # The last bits depend on the order of the threads
-    return {name: round(value, DECIMALS) if isinstance(value, float) else value for name, value in row.items()}
+    return rounded_row(row)
 
 
 def _useless(groups: Sequence[Group]) -> Iterator[str]:

@@ -37,6 +37,7 @@ from untold.jobs.inputs.options import (
 from untold.udfs.errors import ENGINE, require
 
 if TYPE_CHECKING:
+    from untold.jobs.run_tables import RunTables
     from untold.jobs.settings.model import Settings
     from untold.jobs.summary.estimating import EstimateRequest
 
@@ -87,13 +88,12 @@ def _compare(options: Options) -> int:
     if options.max_drop is not None:
         return _gate(options, settings)
     from untold.jobs.compare import comparison_lines
-    from untold.jobs.run_tables import open_run
     from untold.jobs.summary.ranking import compare_scores
 
     with arguments.display() as display:
         display.status("comparing systems")
         found = compare_scores(
-            [open_run(arguments.absolute(directory)) for directory in options.runs],
+            _open_runs(options),
             **arguments.values_of(CompareOptions, options),
             seed=settings.statistics.seed,
             notify=display.note,
@@ -103,17 +103,22 @@ def _compare(options: Options) -> int:
     return 0
 
 
+def _open_runs(options: Options) -> list[RunTables]:
+    from untold.jobs.run_tables import open_run
+
+    return [open_run(arguments.absolute(directory)) for directory in options.runs]
+
+
 def _judges(options: Options, settings: Settings) -> int:
     """Print how judges rate families of systems, and if a judge favours its own family."""
     if options.max_drop is not None or options.measures or options.undefined != "mean":
         raise click.UsageError("--judges compares ratings; leave out --max-drop, --measure and --undefined")
-    from untold.jobs.run_tables import open_run
     from untold.jobs.summary.judge_families import compare_judges, judge_lines
 
     with arguments.display() as display:
         display.status("comparing judges")
         found = compare_judges(
-            [open_run(arguments.absolute(directory)) for directory in options.runs],
+            _open_runs(options),
             metrics=options.metrics,
             families=options.families,
             seed=settings.statistics.seed,
@@ -130,13 +135,12 @@ def _gate(options: Options, settings: Settings) -> int:
     if options.measures:
         raise click.UsageError("--max-drop compares scores; leave out --measure")
     from untold.jobs.run.outcome import FAILED_TOO_MANY, UNDECIDED
-    from untold.jobs.run_tables import open_run
     from untold.jobs.summary import gate
     from untold.udfs.storage import StoragePath
 
     with arguments.display() as display:
         found = gate.compare_with_base(
-            *(open_run(arguments.absolute(directory)) for directory in options.runs),
+            *_open_runs(options),
             **arguments.values_of(CompareOptions, options),
             max_drop=options.max_drop,
             seed=settings.statistics.seed,

@@ -194,6 +194,9 @@ class Metric:
     zeroed: tuple[str, ...] = ()
     # The measure that is the share of supported claims, for R@K and F1@K of claims
     supported_share: str | None = None
+    # The measure that is null if a sample has no claims of a reference. It then has no R@K and F1@K. None for a metric
+    # that supports claims without a reference
+    reference_claims: str | None = None
     # Measures that count as 0 in `mean_zero` whenever they are undefined, as published
     undefined_zero: tuple[str, ...] = ()
     # The class that prints a sample in `untold show`

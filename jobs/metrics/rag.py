@@ -154,6 +154,7 @@ METRIC = base.Metric(
     reads=READS,
     unknown=UNKNOWN,
     supported_share=rag_measures.PRECISION,
+    reference_claims=rag_measures.TRUTH_CLAIMS,
     undefined_zero=rag_measures.PUBLISHED,
     view=RagView,
 )

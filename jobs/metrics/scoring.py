@@ -35,7 +35,6 @@ from untold.jobs.settings.model import Settings, backend_for, settings_of_judges
 from untold.jobs.settings.sections import BudgetSettings
 from untold.jobs.tables import TABLES
 from untold.udfs.facts.importance_measures import CLAIMS, CLAIMS_AT, WEIGHED, claims_at_batches, weigh_batches
-from untold.udfs.facts.rag_measures import TRUTH_CLAIMS
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.index_table import Catalog
 from untold.udfs.stages import LOOKUPS
@@ -281,11 +280,11 @@ def with_claims_at_k(metric: Metric, tables: Tables, settings: Settings) -> Tabl
     if k is None or share is None:
         return tables
     measures, name = tables["measures"], F.col("measure")
-    # Without a ground truth, `rag` cannot support a claim
-    has_truth = F.coalesce(F.min((name != TRUTH_CLAIMS) | F.col("value").isNotNull()), F.lit(True))
+    without = F.bool_or((name == F.lit(metric.reference_claims)) & F.col("value").isNull())
+    has_reference = ~F.coalesce(without, F.lit(False))
     ends = F.struct("value", F.col("value_low").alias("low"), F.col("value_high").alias("high"))
     by_sample = measures.groupBy("sample_id").agg(
-        F.when(has_truth, F.any_value(F.when(name == CLAIMS, F.col("value")), True)).alias("claims"),
+        F.when(has_reference, F.any_value(F.when(name == CLAIMS, F.col("value")), True)).alias("claims"),
         F.any_value(F.when(name == share, ends), True).alias("share"),
     )
     found = by_sample.mapInArrow(partial(claims_at_batches, k=k), spark_schema(CLAIMS_AT))

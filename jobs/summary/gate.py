@@ -27,6 +27,7 @@ from untold.jobs.summary.score_counts import (
     connect_scores,
     count_distinct,
     fetch_rows,
+    rounded_row,
 )
 from untold.udfs.statistics.intervals import Interval, clustered_bca_interval
 from untold.udfs.statistics.prediction_powered import Moments, samples_needed
@@ -273,11 +274,7 @@ def _drop(
         return Drop(metric, system, base_system, INCONCLUSIVE)
     limits = _interval(low, seed).low, _interval(high, seed).high
     verdict = verdict_of(*limits, max_drop)
-    figures: dict[str, Any] = {
-        name: round(value, DECIMALS) if isinstance(value, float) else value
-        for name, value in row.items()
-        if name not in ("metric", "system")
-    }
+    figures = {name: value for name, value in rounded_row(row).items() if name not in ("metric", "system")}
     needed = questions_needed(low, high, max_drop) if verdict == INCONCLUSIVE else None
     return Drop(metric, system, base_system, verdict, ci_low=limits[0], ci_high=limits[1], needed=needed, **figures)
 

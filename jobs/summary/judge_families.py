@@ -20,12 +20,14 @@ from untold.jobs.summary.ranking import (
     check_runs,
     interval_text,
     is_unlikely,
+    limits_text,
     map_in_threads,
     mean_text,
     names_of,
+    number_text,
     wanted_metrics,
 )
-from untold.jobs.summary.score_counts import DECIMALS, Rows, clusters_by, connect_scores, count_distinct, fetch_rows
+from untold.jobs.summary.score_counts import Rows, clusters_by, connect_scores, count_distinct, fetch_rows, rounded_row
 from untold.udfs.statistics.intervals import clustered_bca_interval
 from untold.udfs.statistics.permutation import Clusters, clustered_permutation_test
 
@@ -91,6 +93,7 @@ def compare_judges(
     _keep_common(database)
     named = families or {}
     _note_families(database, named, notify)
+    _rate_families(database)
     means = _clusters(database, "value")
     interactions = _clusters(database, "interaction")
     keys = sorted(means)
@@ -105,7 +108,7 @@ def compare_judges(
 def _votes(database: DuckDBPyConnection, notify: Callable[[str], None]) -> str:
     """Return SQL of the ratings by a panel: metric, judge, system, sample_id, query, question, value.
 
-    The votes on the ground truth do not count, and a criterion with points below 0 is met if the vote is not.
+    Of a rubric, only votes on the whole response count. The credit of a criterion with points below 0 is reversed.
     """
     if not fetch_rows(database, "select 1 from votes limit 1"):
         raise CompareError(
@@ -114,10 +117,10 @@ def _votes(database: DuckDBPyConnection, notify: Callable[[str], None]) -> str:
     credits = " ".join(f"when {quoted(label)} then {credit}" for label, credit in CREDITS.items())
     database.execute(
         f"""create temp view credited as
-            select v.* exclude (label), label, case label {credits} end as credit, coalesce(c.points, 0) < 0 as is_bad
+            select v.*, case label {credits} end as credit, coalesce(c.points, 0) < 0 as is_bad
             from votes v left join criteria c on c.sample_id = v.sample_id and c.metric = v.metric
                 and v.item_id = concat_ws(':', c.sample_id, c.metric, c.number)
-            where v.item_id not like '%:reference'"""
+            where c.number is not null or v.metric not in (select metric from criteria)"""
     )
     (without,) = fetch_rows(
         database, "select count(*) as count from credited where label is not null and credit is null"
@@ -191,25 +194,30 @@ def _note_families(database: DuckDBPyConnection, families: Mapping[str, str], no
         )
 
 
-def _clusters(database: DuckDBPyConnection, value: str) -> dict[tuple[str, ...], Clusters]:
-    """Return the frequencies of the sums over the questions of a query, by metric, judge and family.
+def _rate_families(database: DuckDBPyConnection) -> None:
+    """Create the table `ratings`: the rating of a family by a judge for a question, and the interaction of both.
 
-    value: `value`, the rating of a family, or `interaction`.
+    The interaction is null if the question has responses of one family.
     """
-    rows = f"""
-        with of_family as (
-            select metric, judge, family, query, question, judges, avg(value) as value
-            from common join families using (system) group by all),
-        excesses as (
-            select *, value - (sum(value) over (partition by metric, family, question) - value) / (judges - 1) as excess
-            from of_family),
-        ratings as (
+    database.execute(
+        """create temp table ratings as
+            with of_family as (
+                select metric, judge, family, query, question, judges, avg(value) as value
+                from common join families using (system) group by all),
+            excesses as (
+                select *, value - (sum(value) over one - value) / (judges - 1) as excess
+                from of_family window one as (partition by metric, family, question))
             select metric, judge, family, query, value,
                 excess - (sum(excess) over one - excess) / nullif(count(*) over one - 1, 0) as interaction
-            from excesses window one as (partition by metric, judge, question))
-        select metric, judge, family, sum({value}) as sum, count(*) as size
+            from excesses window one as (partition by metric, judge, question)"""
+    )
+
+
+def _clusters(database: DuckDBPyConnection, value: str) -> dict[tuple[str, ...], Clusters]:
+    """Return the frequencies of the sums of a column of `ratings` over the questions of a query, by `_CELL`."""
+    rows = f"""select metric, judge, family, sum({value}) as sum, count(*) as size
         from ratings where {value} is not null group by metric, judge, family, query"""
-    return clusters_by(_CELL, count_distinct(database, "common", ", ".join((*_CELL, "size")), ["sum"], rows))
+    return clusters_by(_CELL, count_distinct(database, "ratings", ", ".join((*_CELL, "size")), ["sum"], rows))
 
 
 def _row(
@@ -235,7 +243,7 @@ def _row(
             "interaction_high": found.high,
             "p_value": test.p_value,
         }
-    return {name: round(value, DECIMALS) if isinstance(value, float) else value for name, value in row.items()}
+    return rounded_row(row)
 
 
 def judge_lines(rows: Rows, page: Page) -> Iterator[str]:
@@ -244,8 +252,8 @@ def judge_lines(rows: Rows, page: Page) -> Iterator[str]:
     cells = [
         [
             *(row["metric"], row["judge"], f"{row['family']} (own)" if row["own"] else row["family"], f"{row['n']:,}"),
-            *(mean_text(row), interval_text(row, clustered=True), _interaction(row), _limits(row)),
-            "-" if row["p_adjusted"] is None else f"{row['p_adjusted']:.4f}",
+            *(mean_text(row), interval_text(row, clustered=True), number_text(row["interaction"], "+.3f")),
+            *(limits_text(row, "interaction", "+.3f"), number_text(row["p_adjusted"], ".4f")),
         ]
         for row in rows
     ]
@@ -257,12 +265,3 @@ def judge_lines(rows: Rows, page: Page) -> Iterator[str]:
             yield from ("", *wrapped(f"{metric}: {row['judge']} favours its own family {row['family']}", page))
         if own and not favoured:
             yield from ("", *wrapped(f"{metric}: no judge favours its own family by more than chance", page))
-
-
-def _interaction(row: Mapping[str, Any]) -> str:
-    return "-" if row["interaction"] is None else f"{row['interaction']:+.3f}"
-
-
-def _limits(row: Mapping[str, Any]) -> str:
-    low, high = row["interaction_low"], row["interaction_high"]
-    return "-" if low is None else f"{low:+.3f} .. {high:+.3f}"

@@ -99,7 +99,7 @@ def mean_columns(values: Counts, name: str, interval_of: str, seed: int | None) 
 
 def mean_text(row: Mapping[str, Any]) -> str:
     """Return the mean of a row as text."""
-    return "-" if row["mean"] is None else f"{row['mean']:.3f}"
+    return number_text(row["mean"])
 
 
 def interval_text(row: Mapping[str, Any], *, clustered: bool = False) -> str:
@@ -116,6 +116,17 @@ def interval_text(row: Mapping[str, Any], *, clustered: bool = False) -> str:
     if count < 2:
         return f"- (n = {count})"
     return "- (one query, or all equal)" if clustered else "- (all equal)"
+
+
+def number_text(value: float | None, form: str = ".3f") -> str:
+    """Return a number as text, or `-` for None."""
+    return "-" if value is None else format(value, form)
+
+
+def limits_text(row: Mapping[str, Any], name: str, form: str = ".3f") -> str:
+    """Return the limits `<name>_low` and `<name>_high` of a row as text, or `-` without limits."""
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    return "-" if low is None else f"{low:{form}} .. {high:{form}}"
 
 
 def answer_columns(defined: Counter[float], zero: Counter[float]) -> dict[str, float | None]:

@@ -239,3 +239,8 @@ def columns_of(database: DuckDBPyConnection, table: str) -> list[str]:
 def rounded(value: str) -> str:
     """Return SQL of a value without the decimals that depend on the order of a sum."""
     return f"round({value}, {DECIMALS})"
+
+
+def rounded_row(row: Row) -> dict[str, Any]:
+    """Return a row with its numbers without the decimals that depend on the order of threads or of a sum."""
+    return {name: round(value, DECIMALS) if isinstance(value, float) else value for name, value in row.items()}

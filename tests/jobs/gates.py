@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from untold.jobs.tables import SAMPLES, SCORES
+from untold.jobs.tables import TABLES
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,13 @@ def failed(question: int, **more: str) -> Scored:
     return Scored(question, None, status="failed", **more)
 
 
+def write_tables(folder: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Write the rows of tables in the same form as a run."""
+    for name, rows in tables.items():
+        (folder / name).mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(list(rows), TABLES[name]), folder / name / "part-0.parquet")
+
+
 def write_run(folder: Path, rows: Iterable[Scored], *, query: str = "query {}", contexts: bool = True) -> str:
     """Write the tables `samples` and `scores` and the manifest. `query` is the text of a query by question."""
     rows = list(rows)
@@ -68,9 +76,7 @@ def write_run(folder: Path, rows: Iterable[Scored], *, query: str = "query {}", 
         }
         for one in rows
     ]
-    for name, table, schema in (("samples", list(samples.values()), SAMPLES), ("scores", scores, SCORES)):
-        (folder / name).mkdir(parents=True)
-        pq.write_table(pa.Table.from_pylist(table, schema), folder / name / "part-0.parquet")
+    write_tables(folder, {"samples": list(samples.values()), "scores": scores})
     identity = {"input": "i", "results": {}, "stages": {}}
     manifest = {"status": "finished", "metrics": sorted({one.metric for one in rows}), "identity": identity}
     (folder / "manifest.json").write_text(json.dumps(manifest))

@@ -193,6 +193,47 @@ def _recall_of(cited: set[str], reference: Sequence[str] | None) -> BoundedValue
     return BoundedValue.exact(len(wanted & cited) / len(wanted)) if wanted else UNDEFINED
 
 
+def cite_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield columns of `CITING`, a row per sample: its sentences with the sources that they cite.
+
+    The columns of `batches` are sample_id, response, contexts list<struct<id, text>> and citations list<struct<start,
+    end, sources>>. The text of a source is the text of the context with its id, and otherwise null.
+    """
+    for batch in batches:
+        yield from in_batches(map(_citing, batch.to_pylist()), CITING)
+
+
+def _citing(row: Row) -> dict[str, Any]:
+    contexts = row["contexts"] or ()
+    texts = {source_key(one["id"]): one["text"] for one in contexts if one["text"].strip()}
+    found = cited_sentences(row["response"] or "", row["citations"], [one["id"] for one in contexts])
+    return {
+        "sample_id": row["sample_id"],
+        "sentences": [
+            {
+                "number": number,
+                "text": one.text,
+                "sources": [
+                    {"source": source, "key": key, "text": texts.get(key)}
+                    for key, source in {source_key(name): name for name in one.sources}.items()
+                ],
+            }
+            for number, one in enumerate(found, start=1)
+        ],
+    }
+
+
+PAGES = pa.schema([("key", pa.string()), ("number", pa.int64()), ("text", pa.string())])
+
+
+def key_pages(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield columns of `PAGES`, a row per id and URL of a text, from document_id, url, number and text."""
+    for batch in batches:
+        rows = ((row, {row["document_id"], row["url"]} - {None, ""}) for row in batch.to_pylist() if row["text"])
+        found = ({**row, "key": source_key(name)} for row, names in rows for name in sorted(names))
+        yield from in_batches(({name: row[name] for name in PAGES.names} for row in found), PAGES)
+
+
 def conclude_batches(batches: Iterable[pa.RecordBatch], score: str) -> Iterator[pa.RecordBatch]:
     """Yield columns of `CONCLUDED`, a row per sample.
 
@@ -278,44 +319,3 @@ def _citation(
         "status": status,
         "reason": NO_TEXT if status == NO_SOURCE else verdict.get("reason"),
     }
-
-
-def cite_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `CITING`, a row per sample: its sentences with the sources that they cite.
-
-    The columns of `batches` are sample_id, response, contexts list<struct<id, text>> and citations list<struct<start,
-    end, sources>>. The text of a source is the text of the context with its id, and otherwise null.
-    """
-    for batch in batches:
-        yield from in_batches(map(_citing, batch.to_pylist()), CITING)
-
-
-def _citing(row: Row) -> dict[str, Any]:
-    contexts = row["contexts"] or ()
-    texts = {source_key(one["id"]): one["text"] for one in contexts if one["text"].strip()}
-    found = cited_sentences(row["response"] or "", row["citations"], [one["id"] for one in contexts])
-    return {
-        "sample_id": row["sample_id"],
-        "sentences": [
-            {
-                "number": number,
-                "text": one.text,
-                "sources": [
-                    {"source": source, "key": key, "text": texts.get(key)}
-                    for key, source in {source_key(name): name for name in one.sources}.items()
-                ],
-            }
-            for number, one in enumerate(found, start=1)
-        ],
-    }
-
-
-PAGES = pa.schema([("key", pa.string()), ("number", pa.int64()), ("text", pa.string())])
-
-
-def key_pages(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `PAGES`, a row per id and URL of a text, from document_id, url, number and text."""
-    for batch in batches:
-        rows = ((row, {row["document_id"], row["url"]} - {None, ""}) for row in batch.to_pylist() if row["text"])
-        found = ({**row, "key": source_key(name)} for row, names in rows for name in sorted(names))
-        yield from in_batches(({name: row[name] for name in PAGES.names} for row in found), PAGES)

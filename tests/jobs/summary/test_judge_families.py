@@ -12,25 +12,22 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import untold
-from tests.jobs.gates import Scored, write_run
+from tests.jobs.gates import Scored, write_run, write_tables
 from untold.jobs.cli.main import main
 from untold.jobs.run_tables import open_run
 from untold.jobs.summary.judge_families import compare_judges, family_of
 from untold.jobs.summary.ranking import CompareError
-from untold.jobs.tables import CRITERIA, VOTES
 
 JUDGES = ("gpt-4o", "claude-x", "llama-3")
 SYSTEMS = ("gpt-4o", "gpt-mini", "claude-x")
 CREDITS = {"support": 1.0, "partial_support": 0.5, "not_support": 0.0}
 # The labels by judge, question, system and item
-Votes = Mapping[tuple[str, int, str, int], str | None]
+Votes = Mapping[tuple[str, int, str, int | str], str | None]
 Cell = tuple[str, str]
 
 
@@ -53,9 +50,7 @@ def write_panel(folder: Path, votes: Votes, metric: str = "nuggets", points: Map
         {"sample_id": Scored(question, None, system).sample_id, "metric": metric, "number": number, "points": own}
         for (question, system), (number, own) in product(places, (points or {}).items())
     ]
-    for name, table, schema in (("votes", rows, VOTES), ("criteria", criteria, CRITERIA)):
-        (folder / name).mkdir()
-        pq.write_table(pa.Table.from_pylist(table, schema), folder / name / "part-0.parquet")
+    write_tables(folder, {"votes": rows, "criteria": criteria})
     return output
 
 
@@ -228,7 +223,9 @@ def test_a_panel_without_systems_of_its_families_says_so(tmp_path: Path) -> None
 def test_negative_criteria_count_the_other_way_and_levels_not_at_all(tmp_path: Path) -> None:
     labels = {("a", 1): "met", ("a", 2): "met", ("a", 3): "level_1", ("b", 1): "met", ("b", 2): "not_met"}
     labels[("b", 3)] = "level_1"
-    votes: Votes = {(judge, 0, "gpt", item): label for (judge, item), label in labels.items()}
+    # Votes on the ground truth, and on the response without blocked sentences
+    others = {(judge, f"1:{side}"): "not_met" for judge in "ab" for side in ("reference", "unblocked")}
+    votes: Votes = {(judge, 0, "gpt", item): label for (judge, item), label in {**labels, **others}.items()}
     notes: list[str] = []
     output = write_panel(tmp_path / "run", votes, "rubric", {1: 4.0, 2: -3.0, 3: 1.0})
     rows = compare_judges([open_run(output)], notify=notes.append)
