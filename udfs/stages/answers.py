@@ -33,7 +33,7 @@ _NAMES = (
 )
 _LABEL = re.compile(
     rf"[#*_\s]{{0,9}}(?:the )?{_NAMES}(?:[*_]{{0,2}}\s?[:：][*_]{{0,2}}\s*+(?!(?-i:[a-z]))|[*_]{{0,2}}\s*\n\s*)"
-    r"|[\u4e00-\u9fff]{1,4}：\s*|\#{1,6} (?:relevant|condensed) [^\n]{1,30}\n\s*",
+    r"|A:\s+|[\u4e00-\u9fff]{1,4}：\s*|\#{1,6} (?:relevant|condensed) [^\n]{1,30}\n\s*",
     re.IGNORECASE,
 )
 _INTRODUCTION = re.compile(
@@ -45,7 +45,7 @@ _INTRODUCTION = re.compile(
 )
 _AFTERWORD = re.compile(
     r"[\s*_#>-]{0,9}(?:(?:I )?hope (?:this|that|it) (?:\w+ )?(?:helps|is|answers)\b|(?:please )?let me know"
-    r"|feel free to|would you like|is there anything else|notes?(?=\s{0,3}[*_]{0,2}\s?[:：]))",
+    r"|feel free to|would you like|is there anything else|notes?(?=\s{0,3}[*_]{0,2}\s?[:：]))|\([^()\n]+\)\s*\Z",
     re.IGNORECASE,
 )
 _FIRST_FIELD = re.compile(r'\s*\{\s*"(?P<name>[^"\n]{1,60})"\s*:')
@@ -220,4 +220,7 @@ def _read_final(text: str, variables: Mapping[str, Any], read: Read[Row], *, is_
     row = read("\n" * end + text[end:], variables)
     if found[-1]["sentence"] and _ADDS.search(found[-1]["sentence"]) and any(isinstance(v, list) for v in row.values()):
         raise Unparsable("an answer and an addition to it")
+    labels = next(iter(row.values()))
+    if isinstance(labels, list) and None in labels:
+        raise Unparsable("an answer and a correction of a part of it")
     return row

@@ -158,12 +158,15 @@ class StageDefinition:
         """Return the row of a completion, and the number of dropped items. Actors and readers of the store call it.
 
         names: the names in the examples of the template (`example_names`). Raises as `parse`, and Unparsable for a
-        text with such a name.
+        text with such a name, or if each item has one.
         """
         output = self.parse(completion, {} if self.read_alone else variables)
         if self.text is not None and leaked_names(output[self.text] or "", variables, names):
             raise Unparsable("a text of the prompt's examples")
-        return without_leaked(output, self.items, variables, names)
+        kept, leaked = without_leaked(output, self.items, variables, names)
+        if leaked and not kept[self.items[0]]:
+            raise Unparsable("only items of the prompt's examples")
+        return kept, leaked
 
     @property
     def examples(self) -> dict[str, Any] | None:

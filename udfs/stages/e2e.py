@@ -44,8 +44,8 @@ from untold.udfs.stages.forms import (
 )
 from untold.udfs.stages.labels import Vocabulary, read_numbered_labels
 from untold.udfs.stages.lists import balanced, item_text
-from untold.udfs.stages.non_answers import says_absent
-from untold.udfs.stages.reading import collapsed, is_drawing, split_marker, without_ticks
+from untold.udfs.stages.non_answers import has_no_content, says_absent
+from untold.udfs.stages.reading import breaks_off, collapsed, is_drawing, split_marker, without_ticks
 
 SUMMARY_SCHEMA = pa.schema([pa.field("summary", pa.string())])
 STATEMENT_TYPE = pa.struct(
@@ -155,8 +155,10 @@ def parse_summary(text: str, variables: Mapping[str, Any]) -> dict[str, str | No
     if said is None:
         return {"summary": None}
     summary = unbulleted(str(said))
-    if not any(map(str.isalnum, summary)):
+    if not any(map(str.isalnum, summary)) or (has_no_content(summary) and not has_no_content(own)):
         raise Unparsable("no summary")
+    if breaks_off(summary, own):
+        raise Unparsable("a summary that breaks off")
     is_absent = says_absent(summary) and collapsed(summary).casefold() not in collapsed(own).casefold()
     is_remark = _IRRELEVANT.fullmatch(summary) is not None and "query" not in own.casefold()
     if is_absent or is_remark or says_nothing(summary) or summary.strip(" .*_`").casefold() in _NOTHING:
@@ -437,6 +439,8 @@ def parse_restated(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
         statement = rest
     if not any(map(str.isalnum, statement)) or statement.startswith("|") or statement.endswith((":", "?")):
         raise Unparsable("no statement on one line")
+    if breaks_off(statement, " ".join(given)):
+        raise Unparsable("a statement that breaks off")
     return {"statement": statement}
 
 
@@ -481,6 +485,7 @@ LIST_CONFLICTS = StageDefinition(
     ),
     figures=Figures(WRITTEN, completion=LinearSize(slope=1.03)),
     max_tokens=8_192,
+    items=("conflicts",),
 )
 COVER_SIDES = StageDefinition(
     "cover_sides",
@@ -498,6 +503,7 @@ GENERATE_ANSWER = StageDefinition(
     ANSWER_SCHEMA,
     form=OutputFormat("the answer alone"),
     figures=Figures(WRITTEN, completion=LinearSize(slope=0.81)),
+    text="answer",
 )
 RESTATE_ANSWER = StageDefinition(
     "restate_answer",

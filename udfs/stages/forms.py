@@ -48,6 +48,9 @@ _NONE_AND_REMARK = re.compile(
     r"[*_`\"']{0,3}None[*_`\"']{0,3}(?:[.:;]\s|\s[-–—]\s|\s?\((?!of\b)|,\s(?:since|as|because)\b)",
     re.IGNORECASE,
 )
+_BEFORE_NONE = re.compile(
+    r"\A[\W_]*(?:here is )?(?:my |the )?(?:final )?answer[*_]{0,2}\s?[:：](?=[\s*_]*none\b)", re.IGNORECASE
+)
 _NUMBERED_KEY = re.compile(r"([^\d]{0,20})(\d{1,6})")
 _GAP_IN_JSON = re.compile(r"\s*,?\s*(?=[{\[])")
 _ENDS_LINE = re.compile(r"[^\w\n\"'(){}\[\]<>]*(?:\n|\Z)")
@@ -439,6 +442,8 @@ def _said_lines(text: str) -> list[_Line]:
 def _is_afterword(line: _Line, above: Sequence[_Line]) -> bool:
     """Return True if a line begins a note on the list above it."""
     bare = undecorated(line.text)
+    if line.below_blank and bare.startswith("(") and bare.endswith(")") and not line.is_marked:
+        return True
     if not _AFTERWORD.match(bare):
         return False
     is_heading = _HEADING.fullmatch(line.raw) is not None or _NOTE.match(bare) is not None
@@ -448,6 +453,7 @@ def _is_afterword(line: _Line, above: Sequence[_Line]) -> bool:
 def _marked_items(lines: Sequence[_Line]) -> list[ListLine]:
     items: list[ListLine] = []
     heading = ""
+    lines = _without_remark(lines)
     for place, line in enumerate(lines):
         following = lines[place + 1] if place + 1 < len(lines) else None
         opens_list = following is not None and following.is_marked and _INTRODUCES.search(undecorated(line.text))
@@ -468,6 +474,15 @@ def _marked_items(lines: Sequence[_Line]) -> list[ListLine]:
     if len({item.indent // 2 for item in items}) > 1 and max(item.indent for item in items) - items[0].indent > 1:
         raise Unparsable("a list below an item")
     return items
+
+
+def _without_remark(lines: Sequence[_Line]) -> Sequence[_Line]:
+    """Return the lines without the paragraphs below the list. Those with words of the list stay: they may be items."""
+    end = max(place for place, line in enumerate(lines) if line.is_marked) + 1
+    below = next((place for place in range(end, len(lines)) if lines[place].below_blank), len(lines))
+    listed = words_in(*[line.text for line in lines[:end]])
+    said = words_in(*[line.text for line in lines[below:]])
+    return lines[:below] if 2 * len(said & listed) < len(said) else lines
 
 
 def _plain_items(lines: Sequence[_Line]) -> list[ListLine]:
@@ -517,6 +532,7 @@ _NUMBERED_ITEM = re.compile(
 _LETTERED_ITEM = re.compile(r"\(?([A-Za-z])[.)]\s+")
 _ROMAN_ITEM = re.compile(r"\(?([ivx]{1,5})[.)]\s+", re.IGNORECASE)
 _ROMANS = ("i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x", "xi", "xii")
+_LONG_WORD = re.compile(r"\w{4,}")
 _LABELLED = re.compile(r"\w{1,15}:\s")
 _NOTE = re.compile(
     r"[*_(]{0,4}(?:(?:notes?|explanations?|remarks?|comments?)\b[*_]{0,2}[:：]|(?:i )?hope (?:this|that|it)\b"
@@ -541,9 +557,14 @@ _NO_ITEM = re.compile(
 )
 
 
+def words_in(*texts: str) -> set[str]:
+    """Return the words of texts with four letters or more, case folded."""
+    return set(_LONG_WORD.findall("\n".join(texts).casefold()))
+
+
 def says_nothing(text: str) -> bool:
     """Return True for an empty list, and for `None` with or without a remark."""
-    bare = undecorated(unfenced(text))
+    bare = undecorated(_BEFORE_NONE.sub("", unfenced(text)))
     if is_none(bare) or bare in ("[]", "[ ]") or bare.strip(" .").casefold() == "nothing":
         return True
     first, _, below = bare.partition("\n")

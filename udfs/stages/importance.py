@@ -45,6 +45,7 @@ from untold.udfs.stages.lists import (
     things_of,
 )
 from untold.udfs.stages.number_lists import numbers_in_lines, read_number_lists
+from untold.udfs.stages.reading import texts_of
 
 CLAIMS_SCHEMA = pa.schema([pa.field("claims", pa.list_(pa.string()))])
 ASPECTS_SCHEMA = pa.schema([pa.field("aspects", pa.list_(pa.string()))])
@@ -83,13 +84,15 @@ _COVERINGS = Vocabulary(
     },
     positive=_COVERED,
 )
+_COVERING_NAMES = ("label", "verdict", "status", "judgement", "answer")
 _EVIDENCE_NAMES = (
     *("evidenceclaimids", "evidence", "claims", "claimids", "evidenceids", "ids", "numbers", "supportingclaims"),
     "evidenceclaims",
 )
 # `COVERED by claims 1 and 3`, `NOT_COVERED`
 _COVERING_LINE = re.compile(
-    r"[\W_]{0,6}(?:label[*_]{0,2}:\s*)?(?P<not>not[ _-])?covered\b[\s*_]{0,4}(?:by|:|：|\(|（|-|–|,)?\s*"
+    r"[\W_]{0,6}(?:(?:label|(?:final )?answer|verdict)[*_]{0,2}[:：][\s*_]*|the fact is [*_]{0,2})?"
+    r"(?P<not>not[ _-])?covered\b[\s*_]{0,4}(?:by|:|：|\(|（|-|–|,)?\s*"
     r"(?:(?:evidence(?: claim)?(?: ids)?:?|by claims?|claims?)\s*){0,3}:?\s*"
     r"(?P<numbers>[\[(]?\s*(?:\d{1,4}(?:\s*(?:,|，|、|and|&|to|-|–)\s*\d{1,4})*)?\s*[\])]?)?\W{0,6}",
     re.IGNORECASE,
@@ -107,7 +110,8 @@ _LINE_RATING = re.compile(
 @reader
 def parse_claims(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the `claims` in order, an empty list for `None`. Raises `Unparsable` for an ambiguous line."""
-    return {"claims": read_texts(text, CLAIM_NAMES, str(variables.get("text") or ""), may_be_plain=True)}
+    own = "\n".join(texts_of(variables.values()))
+    return {"claims": read_texts(text, CLAIM_NAMES, own, may_be_plain=True)}
 
 
 @reader
@@ -209,7 +213,9 @@ def parse_covering(text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     with one.
     """
     claims = variables["claims"]
-    found = find_records(text, ("label", "covered", *_EVIDENCE_NAMES))
+    found = find_records(text, ("covered", *_COVERING_NAMES, *_EVIDENCE_NAMES))
+    if found and not any(isinstance(each, dict) for each in found[0]):
+        found = None
     if found and (
         labels_in_lines(found[1], _COVERINGS, ()) or any(map(_COVERING_LINE.fullmatch, found[1].split("\n")))
     ):
@@ -226,7 +232,7 @@ def parse_covering(text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
 def _covering_of(value: Any, claims: list[str]) -> tuple[bool, tuple[int, ...]]:
     if not isinstance(value, dict):
         raise Unparsable("no label")
-    said = [get_field(value, ("label", "verdict", "status", "judgement", "answer")), value.get("covered")]
+    said = [get_field(value, _COVERING_NAMES), value.get("covered")]
     labels = {_COVERINGS.read(str(each)) for each in said if each is not None}
     if len(labels) != 1 or None in labels:
         raise Unparsable("no label, or two")

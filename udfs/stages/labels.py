@@ -191,7 +191,13 @@ _NUMBERED = re.compile(
 # A sentence about a text: `For 2 I assume that ...`
 _SPEAKS_OF_NUMBER = re.compile(r"\W{0,3}[^\W\d_]{1,12} \d{1,4}[*_]*,? [^\W\d_]")
 _LAST_PART = re.compile(r" - |\[")
-_NEXT_NUMBER = re.compile(r"(?<=\w)[,;|]\s{1,3}(?=\(?\d{1,4}[)\].:=])")
+_NEXT_NUMBER = re.compile(r"(?<=\w)(?:[,;|]\s{1,3}|[；，])(?=\(?\d{1,4}[)\].:=])")
+_SPACED_NUMBER = re.compile(r"\s{1,3}(?=\d{1,4}[).:：])")
+_GROUP = re.compile(
+    r"[\s*_#>-]{0,9}(?P<label>[^\d\n:：]{1,40})[:：][\s*_]{0,5}(?P<numbers>\d{1,4}(?:, ?\d{1,4})*)\W{0,4}"
+)
+# `<label id="1">word</label>`
+_TAGGED = re.compile(r"<\w{1,20} \w{1,20}=[\"']?(?P<number>\d{1,4})[\"']?>(?P<label>[^<>\n]{1,60})</\w{1,20}>")
 
 
 def read_numbered_labels(text: str, texts: Sequence[str], vocabulary: Vocabulary) -> list[str | None]:
@@ -230,9 +236,9 @@ def _numbered_lines(text: str, texts: Sequence[str], vocabulary: Vocabulary) -> 
     said: list[tuple[int | None, str | None]] = []
     known = set(map(_key, texts))
     waiting: int | None = None
+    text = _TAGGED.sub(r"\g<number>: \g<label>", text)
     lines = [whole for _, whole in lines_with_places(text)]
-    parts = [_NEXT_NUMBER.split(whole) if _NUMBERED.match(whole) else [whole] for whole in lines]
-    for line in chain.from_iterable(parts):
+    for line in chain.from_iterable(_parts(whole, vocabulary) for whole in lines):
         found = _NUMBERED.match(line)
         rest = line[found.end() :] if found else split_marker(line).text
         number = int(found[1]) if found else waiting
@@ -240,11 +246,28 @@ def _numbered_lines(text: str, texts: Sequence[str], vocabulary: Vocabulary) -> 
             waiting = number
         elif number is not None:
             own = texts[number - 1].strip() if 0 < number <= len(texts) else ""
-            bare = rest.strip(' \t*_`"').removeprefix(own).strip(_EDGE + "→=>")
+            bare = rest.strip(" \t*_`").removeprefix('"').removeprefix(own).lstrip(_EDGE + "→=>")
             label = vocabulary.read_with_reason(bare) or vocabulary.label_of.get(_key(_LAST_PART.split(bare)[-1]))
             if label is not None or not _SPEAKS_OF_NUMBER.match(line):
                 said.append((number, label))
             waiting = None
         elif said and _key(line.rpartition(":")[2]) in vocabulary.label_of:
             said.append((None, None))
-    return said
+    return said or _groups(lines, len(texts), vocabulary)
+
+
+def _parts(line: str, vocabulary: Vocabulary) -> list[str]:
+    """Return the parts of a line with several numbers: `1: label, 2: label`, or `1: label 2: label`."""
+    if not _NUMBERED.match(line):
+        return [line]
+    parts = _NEXT_NUMBER.split(line)
+    spaced = _SPACED_NUMBER.split(line)
+    labels = [vocabulary.read(each[found.end() :]) for each in spaced if (found := _NUMBERED.match(each))]
+    return spaced if len(labels) == len(spaced) and all(labels) else parts
+
+
+def _groups(lines: Sequence[str], count: int, vocabulary: Vocabulary) -> list[tuple[int | None, str | None]]:
+    """Return number and label of the lines `label: 1, 3`, if they name each number once. Other numbers are counts."""
+    found = [(group, vocabulary.read(group["label"])) for line in lines if (group := _GROUP.fullmatch(line))]
+    said = [(int(number), label) for group, label in found if label for number in group["numbers"].split(",")]
+    return [*said] if sorted(number for number, _ in said) == list(range(1, count + 1)) else []

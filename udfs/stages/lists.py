@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from untold.udfs.ratings import SCALE, Digit
+from untold.udfs.recall.segmentation import sentences
 from untold.udfs.stages.definitions import ExtractedItem, Parser, Reader, Unparsable
 from untold.udfs.stages.forms import (
     ID_NAMES,
@@ -20,7 +21,7 @@ from untold.udfs.stages.forms import (
     undecorated,
 )
 from untold.udfs.stages.non_answers import says_absent
-from untold.udfs.stages.reading import collapsed, is_none, split_marker, unfenced
+from untold.udfs.stages.reading import breaks_off, collapsed, is_none, split_marker, unfenced
 from untold.udfs.texts import compatible
 
 _TEXT_NAMES = ("text", "statement", "item", "content")
@@ -48,6 +49,10 @@ _ITEM_LABEL = re.compile(
     r"(?:\s?[:：]\s?(?:\*\*|__)|(?:\*\*|__)?\s?[:：]|(?<=\d)[.)]|(?<=\b\w)[.)])\s*",
     re.IGNORECASE,
 )
+# This number of equal items at the end is a loop of the model
+LOOP = 7
+# A bullet, a number or a bar behind a sentence
+_JOINED = re.compile(r"[.!?。][\"”]?\s(?:[*•|–-]|\d{1,2}[.)])\s|\s\*\s(?=[A-Z])")
 _BEHIND_ITEM = re.compile(
     r"(?<!\s)\s*(?:\[\d{1,4}(?:\s?[,;–-]\s?\d{1,4})*\]|\((?:unchanged|no change|same|as is|see above)[^()]{0,30}\)"
     r"|\[unchanged\])\s*\Z",
@@ -91,7 +96,21 @@ def read_items(
         return []
     if not items or any(is_none(item.text) or not any(map(str.isalnum, item.text)) for item in items):
         raise Unparsable("no items, or an item without a text")
+    _check_items(items, own)
     return items
+
+
+def _check_items(items: Sequence[ListLine], own: str) -> None:
+    """Raise `Unparsable` for items that break off, repeat without end, or are several on one line."""
+    texts = [item.text for item in items]
+    if breaks_off(texts[-1], own):
+        raise Unparsable("a list that breaks off")
+    if len(texts) >= LOOP and len(set(texts[-LOOP:])) == 1:
+        raise Unparsable("an item that is repeated without end")
+    if any(_JOINED.search(text) and not _JOINED.search(own) for text in texts):
+        raise Unparsable("several items on one line")
+    if len(items) == 1 and not items[0].is_marked and len(list(sentences(texts[0]))) > 2:
+        raise Unparsable("one line of several sentences")
 
 
 def _recorded(value: Any, names: Sequence[str], preferred: Sequence[str]) -> ListLine:
@@ -166,8 +185,9 @@ _NAMED = re.compile(
     re.IGNORECASE,
 )
 _BARE = re.compile(rf"[\s\-–—→:,;|]{{0,4}}{_OPENS}{_MARKS}{_DIGIT}{_MARKS}{_CLOSES}")
-_AT_END = re.compile(rf"(?:{_MARKS}[:：–—-]|(?<=[?？])){_MARKS}{_DIGIT}{_MARKS}\Z")
+_AT_END = re.compile(rf"(?:{_MARKS}(?:[:：–—→-]|[-=]>)|(?<=[?？])){_MARKS}{_DIGIT}{_MARKS}\Z")
 _WORD = re.compile(rf"\b{_WORDS}{_MARKS}(?:score|rating)?{_MARKS}[:：=]", re.IGNORECASE)
+_OPEN = re.compile(rf"{_OPENS}[^\])）】］]*\Z")
 _NOT_WORDS = re.compile(r"[\W_]+")
 
 
@@ -203,6 +223,8 @@ def split_rating(
         return None
     if len({int(each["digit"]) for each in found}) > 1:
         raise Unparsable("two ratings of one text")
+    if found[0].end() == len(text) and _OPEN.search(found[0][0]):
+        raise Unparsable("a rating that breaks off")
     place = start + found[0].start("digit")
     is_there = completion[place : place + 1] == found[0]["digit"]
     digit = Digit(int(found[0]["digit"]), place if is_there else -1)

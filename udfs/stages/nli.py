@@ -86,7 +86,9 @@ _TYPE_BEFORE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 # Several units on one line, or a line with only a type
-_GLUED = re.compile(r"(?:[:：]\s?|\()(?:facts?|claims?|questions?|instructions?)\b\)?[.;,)]|\bType\W*\Z", re.IGNORECASE)
+_GLUED = re.compile(
+    r"(?:[:：]\s?|\()(?:facts?|claims?|questions?|instructions?)\b\)?(?:[.;,)]|\s[-–*|•]\s)|\bType\W*\Z", re.IGNORECASE
+)
 _UNIT_NAMES = ("unit", "contentunit", "atom", "value", "text", "statement", "item", "content")
 _TYPE_NAMES = ("type", "unittype", "label", "category")
 

@@ -60,13 +60,15 @@ _LONGEST_ABSENCE = 300  # characters
 
 _TASKS = (
     r"(?:help|assist|comply|fulfill?|provide|continue|process|complete|engage|support|summari[sz]e|extract|evaluate"
-    r"|rate|classify|judge|verify|compare|restate|rewrite|rephrase|discuss|create|generate|perform|proceed|explain"
+    r"|rate|classify|judge|label|verify|compar(?:e|ing)|restate|rewrite|rephrase|discuss|create|generate|perform"
+    r"|extracting|interpret|proceed|explain|take part|produce"
+    r"|giv(?:e|ing) (?:\w+ )?(?:guidance|advice|assessments?|opinions?)"
     r"|participate|analy[sz]e|do (?:that|this)|(?:answer|respond|reply)(?: to)?(?: (?:this|that|your|the))?(?: \w+)?"
     r" (?:request|prompt|question|query))\b(?! (?:\w+ ){1,3}as\b)"
 )
 _UNABLE = (
-    r"(?:can['’]t|cannot|can not|won['’]t|will not|could not|couldn['’]t|decline to|refuse to|do(?:n['’]t"
-    r"| not) feel able to"
+    r"(?:can['’]t|cannot|can not|won['’]t|will not|could not|couldn['’]t|decline to|refuse to"
+    r"|(?:would|['’]d) rather not|prefer not to|do(?:n['’]t| not) feel (?:able to|comfortable)"
     r"|(?:must|have to|need to) decline(?: to)?|(?:am|['’]m|are|['’]re|is) (?:\w+ )?(?:unable|not (?:able|comfortable"
     r"|permitted|allowed))(?: to)?)"
 )
@@ -116,6 +118,26 @@ _LONGEST_REFUSAL = 800  # characters
 _BEGINS_LIST = re.compile(
     r"^[ \t]{0,9}(?:[-*•+][ \t]|\d{1,3}[.)][ \t]|\{(?!\s{0,9}\"(?:error|refusal|message)\")|\[)", re.MULTILINE
 )
+
+
+# A question back to the user, or a pointer to a text that is not there
+_NO_CONTENT = re.compile(
+    r"\bplease (?:paste|provide|share|send|tell me|give me)\b"
+    r"|\b(?:which|what)\b[^.?\n]{0,40} do you (?:mean|want|need)\b"
+    r"|\b(?:could|can) you (?:please )?(?:clarify|provide|share|paste|send|tell me)\b"
+    r"|\bsee (?:the )?(?:\w+ )?above\W*\Z",
+    re.IGNORECASE,
+)
+_LONGEST_POINTER = 200  # characters
+
+
+def has_no_content(text: str) -> bool:
+    """Return True if a short text asks the user for something, or points to a text above.
+
+    >>> has_no_content("Please paste the text."), has_no_content("The text is old.")
+    (True, False)
+    """
+    return len(text) <= _LONGEST_POINTER and _NO_CONTENT.search(text) is not None
 
 
 def says_absent(text: str) -> bool:
@@ -168,7 +190,7 @@ def leaked_names(text: str, variables: Mapping[str, Any], names: tuple[str, ...]
     found = {name.casefold() for name in _pattern(names).findall(text)} if names else set()
     if not found:
         return found
-    said = "\n".join(_texts(variables)).casefold()
+    said = "\n".join(_texts(variables.values())).casefold()
     return {name for name in found if name not in said}
 
 
@@ -177,16 +199,16 @@ def without_leaked(
 ) -> tuple[Mapping[str, Any], int]:
     """Return the output without items that contain a name of the examples, and the number of removed items.
 
-    items: the parallel lists of the output. The first one has texts, or mappings with a `text`. variables: the inputs;
-    names in these are not removed.
+    items: the parallel lists of the output. The first one has texts, or mappings that contain texts. variables: the
+    inputs; names in these are not removed.
 
     >>> without_leaked({"facts": ["Osk is old.", "Lyon is old."]}, ["facts"], {"text": "Lyon is old"}, ("Osk",))
     ({'facts': ['Lyon is old.']}, 1)
     """
     if not items or not names:
         return output, 0
-    texts = [item if isinstance(item, str) else item["text"] for item in output[items[0]]]
-    kept = [place for place, text in enumerate(texts) if not leaked_names(text, variables, names)]
+    said = ["\n".join(_texts([item])) for item in output[items[0]]]
+    kept = [place for place, text in enumerate(said) if not leaked_names(text, variables, names)]
     leaked = len(output[items[0]]) - len(kept)
     if not leaked:
         return output, 0
@@ -198,6 +220,10 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, names))})(?!\w)")
 
 
-def _texts(variables: Mapping[str, Any]) -> Iterator[str]:
-    for value in variables.values():
-        yield from (text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str))
+def _texts(values: Iterable[Any]) -> Iterator[str]:
+    """Yield the texts in values, also those in lists and mappings."""
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping | list):
+            yield from _texts(value.values() if isinstance(value, Mapping) else value)

@@ -33,13 +33,16 @@ from untold.udfs.stages.definitions import (
 from untold.udfs.stages.forms import find_records, get_field, place_of_record
 from untold.udfs.stages.labels import LABEL_NAMES, Vocabulary, read_numbered_labels
 from untold.udfs.stages.lists import CLAIM_NAMES, read_texts, things_of
+from untold.udfs.stages.reading import texts_of
 
 NUGGETS_SCHEMA = pa.schema([pa.field("nuggets", pa.list_(pa.string()))])
 # In the order of the variable `nuggets`; null for a nugget without a clear label
 LABELS_SCHEMA = pa.schema([pa.field("labels", pa.list_(pa.string()))])
 REASONED_SCHEMA = pa.schema([*LABELS_SCHEMA, pa.field("reasons", pa.list_(pa.string()))])
 _INPUTS = ("nugget", "nuggets", "query", "response")
-_IMPORTANCES = Vocabulary({VITAL: (), OKAY: ("ok",)}, positive=VITAL, inputs=_INPUTS)
+_IMPORTANCES = Vocabulary(
+    {VITAL: ("essential", "crucial"), OKAY: ("ok", "optional", "nice to have")}, positive=VITAL, inputs=_INPUTS
+)
 _SUPPORTS = Vocabulary(
     {
         SUPPORT: ("supported", "supports", "fully supported", "full support"),
@@ -101,7 +104,7 @@ def parse_nuggets(text: str, variables: Mapping[str, Any]) -> dict[str, list[str
 
     Raises `Unparsable` if a line may be a nugget or not, and for an empty list if there are nuggets already.
     """
-    nuggets = read_texts(text, ("nugget", *CLAIM_NAMES))
+    nuggets = read_texts(text, ("nugget", *CLAIM_NAMES), "\n".join(texts_of(variables.values())))
     if variables.get("nuggets") and not nuggets:
         raise Unparsable("an empty list in place of the existing nuggets")
     return {"nuggets": nuggets}

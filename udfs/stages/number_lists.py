@@ -26,7 +26,8 @@ _NUMBERS = rf"[\[({{]?\s*+{_NUMBER}(?:(?=[\s,;&]|and)\s*+[,;&]?\s*+(?:and\s*+)?{
 _ONLY_NUMBERS = re.compile(rf"\W{{0,4}}(?P<numbers>{_NUMBERS}|\[\s*\]|none)\W{{0,6}}", re.IGNORECASE)
 _NAMED_NUMBERS = re.compile(
     r"[\W_]{0,6}(?:(?:the )?(?:final |selected |minimal |chosen )?(?:answer|selected|candidates?|numbers?|result|output"
-    r"|subset|selection|matches|matching candidates?|set)(?: numbers?)?(?: is| are)?)[*_]{0,2}\s?[:：=]\s*[*_]{0,2}"
+    r"|evidence(?: claim ids)?|subset|selection|matches|matching candidates?|set)(?: numbers?)?"
+    r"(?: is| are)?)[*_]{0,2}\s?[:：=]\s*[*_]{0,2}"
     rf"(?P<numbers>{_NUMBERS}|\[\s*\]|none)\W{{0,6}}",
     re.IGNORECASE,
 )
@@ -37,12 +38,17 @@ _CONCLUDES = re.compile(
 )
 _NO_MATCH = re.compile(r"\W*(?:no match|no candidates?|none of (?:the candidates|them))\b[^\n.]*\W*", re.IGNORECASE)
 _PAIR = re.compile(
-    rf"[\W_]{{0,6}}(?:{_WORD}\s*)?(?P<id>\d{{1,6}})[\])]?[*_]{{0,2}}\s*(?:[:：]|→|->|=>|\s[-–—])\s*[*_]{{0,2}}(?P<word>{_WORD}\s*:?\s*)?"
+    rf"[\W_]{{0,6}}(?:{_WORD}\s*)?(?P<id>\d{{1,6}})[\])]?[*_]{{0,2}}"
+    rf"\s*(?:[:：]|→|->|=>|\s[-–—]|is (?:covered|entailed) by)\s*[*_]{{0,2}}(?P<word>{_WORD}\s*:?\s*)?"
     rf"(?P<numbers>{_NUMBERS}|\[\s*\]|none|not covered|-|–|—)\W{{0,6}}",
     re.IGNORECASE,
 )
-
-
+# An introduction, an offer, and a line about keys without numbers
+_BESIDE_PAIRS = re.compile(
+    r"[^\d{}\n]*[:：!][*_]{0,2}\s*"
+    rf"|[\W_]*(?:{_WORD}\s*)[\d, and]{{1,40}} (?:is|are|have|has) (?:not|no)\b[^\n{{}}]*",
+    re.IGNORECASE,
+)
 _REASONS = ("reasoning", "reason", "explanation", "justification", "analysis", "reference", "rationale")
 _NO_LIST = re.compile(r"(?<!\d)-\d|\[\s*\[|^[^\[\n]*\]|\[[^\]\n]*\Z")
 _LIST_ON_LINES = re.compile(r"\[[\s\d,]{0,2000}\]")
@@ -131,10 +137,11 @@ def read_number_lists(
 
     A record has the number of a key, or its text, in a field of `id_names`, and a list of numbers in one of
     `list_names`. Unknown keys and numbers are dropped; a repeated key has the numbers of both records. `None` and `[]`
-    give none for all. Raises `Unparsable` for an answer without records, and a record that cannot be read.
+    give none for all. Raises `Unparsable` for an answer without records of known keys, and a record that cannot be
+    read.
     """
     chosen: list[set[int]] = [set() for _ in keys]
-    lines = _lines(text)
+    lines = [line for line in _lines(text) if not _BESIDE_PAIRS.fullmatch(line)]
     pairs = [pair for line in lines if (pair := _pair_in(line, len(texts))) is not None]
     if says_nothing(text) or (lines and is_none(lines[-1]) and not pairs and "{" not in text):
         return [[] for _ in keys]
@@ -146,6 +153,8 @@ def read_number_lists(
         pairs = [_pair_of(each, id_names, list_names, keys, texts) for each in found[0]]
     if any(number < 1 for number, _ in pairs):
         raise Unparsable("the number 0")
+    if pairs and all(number > len(keys) for number, _ in pairs):
+        raise Unparsable("only unknown numbers")
     for number, numbers in pairs:
         if number <= len(keys):
             chosen[number - 1].update(numbers)
@@ -153,7 +162,7 @@ def read_number_lists(
 
 
 def _pair_in(line: str, count: int) -> tuple[int, list[int]] | None:
-    found = _PAIR.fullmatch(line)
+    found = _PAIR.fullmatch(line) or _PAIR.fullmatch(split_marker(line).text)
     if found is None or not (found["word"] or found["numbers"][0] in "[nN"):
         return None
     known, _ = numbers_of_value(_integers(found["numbers"]), count)

@@ -64,11 +64,11 @@ _WORDS = Vocabulary(
         "equivalent": ("equivalence",),
         "first_implies_second": (
             *("the first implies the second", "first answer implies second answer", "first entails second"),
-            "the first answer implies the second answer",
+            *("the first answer implies the second answer", "first → second"),
         ),
         "second_implies_first": (
             *("the second implies the first", "second answer implies first answer", "second entails first"),
-            *("the second answer implies the first answer", "first is implied by second"),
+            *("the second answer implies the first answer", "first is implied by second", "second → first"),
         ),
         "contradictory": ("contradiction", "contradicts", "contradict"),
         "neutral": ("independent",),
@@ -120,7 +120,7 @@ _UNKNOWN = re.compile(
     rf"(?: (?:in|by|from|within) {_SOURCE})?\W*(?:\([^()]*\)\W*)?",
     re.IGNORECASE,
 )
-_A = r"[*_]{0,2}(?:a|answers?)(?:\s?\d{1,2})?[*_]{0,2}\s?[:：]"
+_A = r"[*_]{0,2}(?:a|answers?|答|答案|回答)(?:\s?\d{1,2})?[*_]{0,2}\s?[:：]"
 _ANSWER_LABEL = re.compile(rf"\s*(?:[-•*+]\s+)?{_A}[*_]{{0,2}}\s*", re.IGNORECASE)
 _QUESTION_LABEL = re.compile(
     r"(?:\*\*|__)?(?:q|question)s?\s?\d{0,3}(?:\*\*|__)?\s?[:：.)](?:\*\*|__)?\s*", re.IGNORECASE

@@ -60,6 +60,7 @@ _BOLD_NUMBER = re.compile(rf"\A\*\*({_NUMBER_MARKER})\s+")
 _SYMBOL_MARKER = re.compile(_SYMBOL)
 _CHECKBOX = re.compile(r"\[[ xX✓✔]\]\s+")
 _TICKS = "✅❌✔✓✗✘☑☒☐🔹🔸🔷🔶🟢🔴🟡🔵⚪⚫👉➤➡➔►▶⭐★⚠📌✨\ufe0f"
+_WORD = re.compile(r"\w+")
 _NOT_LETTERS = re.compile(r"[\W\d_]+")
 _RULE_CHARACTERS = "-*_=~"
 _AROUND_NONE = " \t\r\n\"'“”‘’«»`*_()[]-–—•.。"
@@ -172,6 +173,26 @@ def is_none(text: str) -> bool:
 def letters(text: str) -> str:
     """Return the words of a text, case folded, without digits and punctuation."""
     return _NOT_LETTERS.sub(" ", text).strip().casefold()
+
+
+_LAST_WORD, _LONGEST_WORD = re.compile(r"\w{2,}\Z"), 40
+# A word without one of these endings is a whole word
+_ENDINGS = frozenset(("es", "ed", "er", "ers", "ing", "ings", "en", "ly", "al", "ies", "ness", "ion", "ions"))
+
+
+def breaks_off(text: str, own: str) -> bool:
+    """Return True if a text ends within a word of one of the inputs.
+
+    >>> breaks_off("It is the viney", "The vineyard is old."), breaks_off("It is a yard", "Yards are old.")
+    (True, False)
+    """
+    found = _LAST_WORD.search(text[-_LONGEST_WORD:])
+    words = set(_WORD.findall(own.casefold())) if found else set()
+    last = found[0].casefold() if found else ""
+    if last in words:
+        return False
+    rests = [word[len(last) :] for word in words if word.startswith(last)]
+    return any(len(rest) > 1 and rest not in _ENDINGS for rest in rests)
 
 
 def collapsed(text: str) -> str:

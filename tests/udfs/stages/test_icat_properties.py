@@ -50,7 +50,10 @@ numbers = st.integers(1, 9)
 def test_an_alignment_in_the_form_is_read_back(
     written: list[tuple[int, list[int]]], bullet: str, end: str, data: st.DataObject
 ) -> None:
-    """The oracle drops unknown ids and numbers, and joins the evidence of one topic."""
+    """The oracle drops unknown ids and numbers, and joins the evidence of one topic.
+
+    A completion with only unknown ids is not valid.
+    """
     many, of = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 7))
     expected = [
         sorted({claim for topic, numbers in written for claim in numbers if topic == aspect and 1 <= claim <= of})
@@ -58,7 +61,11 @@ def test_an_alignment_in_the_form_is_read_back(
     ]
     lines = [bullet + json.dumps({"topic_id": topic, "evidence": numbers}) for topic, numbers in written]
     texts = [f"aspect {letter}" for letter in "abcdefg"]
-    assert evidence(end.join(lines), texts[:many], texts[:of]) == expected
+    if all(topic > many for topic, _ in written):
+        with pytest.raises(Unparsable, match="only unknown numbers"):
+            evidence(end.join(lines), texts[:many], texts[:of])
+    else:
+        assert evidence(end.join(lines), texts[:many], texts[:of]) == expected
 
 
 pieces = st.one_of(

@@ -84,7 +84,12 @@ def test_names_of_items_in_lists_of_inputs_are_known() -> None:
         ),
         ("generate_aspects", '{"topic": "Osk"}\n{"topic": "Lyon"}', {}, {"aspects": ["Lyon"]}),
         ("create_nuggets", "- Osk is old\n- Lyon is old", {"nuggets": ["Lyon"]}, {"nuggets": ["Lyon is old"]}),
-        ("extract_atoms", "- Osk is old: Fact", {"text": "Lyon"}, {"atoms": []}),
+        (
+            "extract_atoms",
+            "- Osk is old: Fact\n- Lyon is old: Fact",
+            {"text": "Lyon"},
+            {"atoms": [{"text": "Lyon is old", "unit_type": "Fact"}]},
+        ),
         (
             "revise_atoms",
             "* Osk is old\n* Lyon is old",
@@ -96,6 +101,20 @@ def test_names_of_items_in_lists_of_inputs_are_known() -> None:
             "[Covered statements]\n- Osk is old. [1]\n[Uncovered statements]\n- Lyon is old. [1]",
             {"contexts": ["Lyon is old."], "response": ""},
             {"dropped": 0, "statements": [{"text": "Lyon is old.", "covered": False, "sources": [1]}]},
+        ),
+        (
+            "list_conflicts",
+            '{"first": "Osk is old.", "first_sources": [1], "second": "Osk is new.", "second_sources": [2]}\n'
+            '{"first": "Lyon is old.", "first_sources": [1], "second": "Lyon is new.", "second_sources": [2]}',
+            {"contexts": ["Lyon is old.", "Lyon is new."]},
+            {
+                "conflicts": [
+                    {
+                        "first": {"text": "Lyon is old.", "sources": [1]},
+                        "second": {"text": "Lyon is new.", "sources": [2]},
+                    }
+                ]
+            },
         ),
     ],
 )
@@ -110,6 +129,21 @@ def test_leaked_items_of_every_stage_with_items_are_dropped_and_counted(
     assert {name: found[name] for name in kept} == kept
     assert found["leaked_example"] == 1
     assert read(stage, completion, "=== user\n{{ query }}", **asked)["leaked_example"] == 0
+
+
+@pytest.mark.parametrize(
+    ("stage", "completion"),
+    [
+        ("extract_claims", "Osk is old.\nIn Osk there is a mill."),
+        ("generate_aspects", '{"topic": "Osk"}'),
+        ("extract_atoms", "- Osk is old: Fact"),
+    ],
+)
+def test_a_completion_of_leaked_items_alone_is_unparsable(stage: str, completion: str) -> None:
+    variables = dict.fromkeys(STAGES[stage].variables, "Lyon")
+
+    with pytest.raises(Unparsable, match="only items of the prompt's examples"):
+        STAGES[stage].accept(completion, variables, ("Osk",))
 
 
 def test_the_cases_above_are_all_stages_with_items() -> None:

@@ -105,7 +105,10 @@ def test_a_subset_in_any_manner_is_read(
 def test_a_map_in_the_form_is_read_back(
     written: list[tuple[int, list[int]]], bullet: str, end: str, data: st.DataObject
 ) -> None:
-    """The oracle drops unknown numbers, and joins the candidates of one reference."""
+    """The oracle drops unknown numbers, and joins the candidates of one reference.
+
+    A completion with only unknown references is not valid.
+    """
     many, of = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 7))
     expected = [
         sorted({one for number, numbers in written for one in numbers if number == reference and 1 <= one <= of})
@@ -113,7 +116,11 @@ def test_a_map_in_the_form_is_read_back(
     ]
     lines = [bullet + json.dumps({"reference": number, "candidates": numbers}) for number, numbers in written]
     facts = [f"fact {letter}" for letter in "abcdefg"]
-    assert mapped(end.join(lines), facts[:many], facts[:of]) == expected
+    if all(number > many for number, _ in written):
+        with pytest.raises(Unparsable, match="only unknown numbers"):
+            mapped(end.join(lines), facts[:many], facts[:of])
+    else:
+        assert mapped(end.join(lines), facts[:many], facts[:of]) == expected
 
 
 pieces = st.one_of(
