@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -87,14 +86,9 @@ class AnnotatedJudgement:
     errors: frozenset[str]
 
     @property
-    def correct(self) -> bool:
-        """[E = 0]: no errors."""
-        return not self.errors
-
-    @property
     def agrees(self) -> bool:
         """Return True if match(S, l) = [E = 0]. An undefined score matches no label."""
-        return match_label(self.score, self.label) == self.correct
+        return match_label(self.score, self.label) == (not self.errors)
 
 
 # Sheets to fill in
@@ -135,16 +129,13 @@ def make_sheet(drawn: Sequence[DrawnSample], seed: int) -> tuple[list[list[Cell]
     for item, sample in enumerate(drawn, start=1):
         outputs = {output.metric: output for output in sample.outputs}
         for method, metric in enumerate(order_metrics(outputs, seed, sample.sample_id), start=1):
-            shown: list[Cell] = [item, method, *_shown_texts(sample, outputs[metric])]
+            output = outputs[metric]
+            contexts = "\n\n".join(f"{number}. {text}" for number, text in enumerate(sample.contexts, start=1))
+            shown: list[Cell] = [item, method, sample.query, sample.response, contexts]
+            shown += ["\n".join(output.covered), "\n".join(output.uncovered)]
             sheet.append([*shown, None])
-            key.append([*shown, sample.sample_id, metric, outputs[metric].score, sample.label])
+            key.append([*shown, sample.sample_id, metric, output.score, sample.label])
     return sheet, key
-
-
-def _shown_texts(sample: DrawnSample, output: MetricOutput) -> list[str]:
-    """Return the cells of an output after its item and method: query, response, contexts, covered, uncovered."""
-    contexts = "\n\n".join(f"{number}. {text}" for number, text in enumerate(sample.contexts, start=1))
-    return [sample.query, sample.response, contexts, "\n".join(output.covered), "\n".join(output.uncovered)]
 
 
 # Sheets filled in
@@ -281,31 +272,21 @@ def summarise_study(judgements: Sequence[AnnotatedJudgement], *, seed: int) -> l
     metrics = sorted({judgement.metric for judgement in judgements})
     groups = {metric: [judgement for judgement in judgements if judgement.metric == metric] for metric in metrics}
     return [
-        {"metric": metric, "measure": measure, **_share(rows, holds, seed), "n": len(rows)}
+        {"metric": metric, "measure": measure, **_share(rows, measure, seed), "n": len(rows)}
         for metric, rows in {**groups, ALL: judgements}.items()
-        for measure, holds in _measures().items()
+        for measure in (FULLY_CORRECT, AGREEMENT, *ERROR_TYPES)
+        if measure != NONE
     ]
 
 
-def _measures() -> dict[str, Callable[[AnnotatedJudgement], bool]]:
-    """Return a predicate for each measure, by name."""
-    types = [code for code in ERROR_TYPES if code != NONE]
-    return {
-        FULLY_CORRECT: lambda judgement: judgement.correct,
-        AGREEMENT: lambda judgement: judgement.agrees,
-        **{code: partial(_has_error, code) for code in types},
-    }
+def _share(rows: Sequence[AnnotatedJudgement], measure: str, seed: int) -> dict[str, float | None]:
+    """Return the share of outputs for which a measure holds, with its 95 % interval, clustered by item."""
 
+    def holds(judgement: AnnotatedJudgement) -> bool:
+        if measure == AGREEMENT:
+            return judgement.agrees
+        return not judgement.errors if measure == FULLY_CORRECT else measure in judgement.errors
 
-def _has_error(code: str, judgement: AnnotatedJudgement) -> bool:
-    """Return True if a person found an error of this type."""
-    return code in judgement.errors
-
-
-def _share(
-    rows: Sequence[AnnotatedJudgement], holds: Callable[[AnnotatedJudgement], bool], seed: int
-) -> dict[str, float | None]:
-    """Return the share of outputs for which `holds` is true, with its 95 % interval, clustered by item."""
     sizes = Counter(judgement.item for judgement in rows)
     sums = Counter(judgement.item for judgement in rows if holds(judgement))
     return clustered_bca_interval([sums[item] for item in sizes], list(sizes.values()), seed=seed).columns()
@@ -320,15 +301,14 @@ def describe_study(rows: Sequence[Mapping[str, Any]]) -> str:
         ["measure", *(f"{metric} (n = {n[metric]})" for metric in metrics)],
         ["---"] * (len(metrics) + 1),
     ]
+
+    def share(row: Mapping[str, Any]) -> str:
+        limits = "" if row["ci_low"] is None else f" ({row['ci_low']:.3f} to {row['ci_high']:.3f})"
+        return f"{row['value']:.3f}{limits}"
+
     for measure in dict.fromkeys(row["measure"] for row in rows):
-        lines.append([measure, *(_describe_share(found[metric, measure]) for metric in metrics)])
+        lines.append([measure, *(share(found[metric, measure]) for metric in metrics)])
         published = [PUBLISHED.get((metric, measure)) for metric in metrics]
         if any(value is not None for value in published):
             lines.append([f"{measure}, published", *("" if value is None else f"{value:.3g}" for value in published)])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def _describe_share(row: Mapping[str, Any]) -> str:
-    """Give a share to three decimals, with its interval where it has one."""
-    limits = "" if row["ci_low"] is None else f" ({row['ci_low']:.3f} to {row['ci_high']:.3f})"
-    return f"{row['value']:.3f}{limits}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, islice, zip_longest
 from typing import Any
@@ -56,8 +56,12 @@ def weigh(row: Mapping[str, Any], alternatives: Any) -> tuple[dict[str, Any], bo
         score = _expected_score(place["top"] or [])
         if score is not None:
             expected.setdefault(place["offset"], score)
-    weighted = all(digit.offset in expected for digit in _digits(row))
-    return {name: _replaced(value, expected) for name, value in row.items()}, weighted
+    weighted = all(leaf.offset in expected for leaf in leaves(row) if isinstance(leaf, Digit))
+
+    def score_of(leaf: Any) -> Any:
+        return expected.get(leaf.offset, float(leaf.value)) if isinstance(leaf, Digit) else leaf
+
+    return with_leaves(row, score_of), weighted
 
 
 def read_alternatives(text: str, logprobs: Any) -> list[dict[str, Any]] | None:
@@ -76,27 +80,20 @@ def read_alternatives(text: str, logprobs: Any) -> list[dict[str, Any]] | None:
     return found or None
 
 
-def _digits(value: Any) -> Iterator[Digit]:
-    """Yield every `Digit` within a value, at any depth."""
-    if isinstance(value, Digit):
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield the values within mappings and lists, at any depth."""
+    if isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from leaves(item)
+    else:
         yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _digits(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _digits(item)
 
 
-def _replaced(value: Any, expected: Mapping[int, float]) -> Any:
-    """Replace every `Digit` with the expected score at its offset, or with its value if there is none."""
-    if isinstance(value, Digit):
-        return expected.get(value.offset, float(value.value))
+def with_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a value with the result of `change` in place of each of its `leaves`."""
     if isinstance(value, Mapping):
-        return {name: _replaced(item, expected) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_replaced(item, expected) for item in value]
-    return value
+        return {name: with_leaves(item, change) for name, item in value.items()}
+    return [with_leaves(item, change) for item in value] if isinstance(value, list | tuple) else change(value)
 
 
 def _expected_score(top: Iterable[Mapping[str, Any]]) -> float | None:
@@ -135,40 +132,27 @@ def _read_tokens(logprobs: Any) -> list[_Token]:
     """Return the tokens of a choice's log-probabilities, in the format of chat or the older format."""
     if not isinstance(logprobs, Mapping):
         return []
+    entries: Iterable[tuple[Any, Any, Any]]
     if isinstance(content := logprobs.get("content"), list):
-        return [_token(*_named(entry), _field(entry, "top_logprobs")) for entry in content]
-    tokens = _list(logprobs.get("tokens"))
-    beside = (_list(logprobs.get(name))[: len(tokens)] for name in ("token_logprobs", "top_logprobs"))
-    return [_token(*entry) for entry in zip_longest(tokens, *beside)]
-
-
-def _token(text: Any, logprob: Any, top: Any) -> _Token:
-    """Return a token. The text is empty if it is not a string."""
-    return _Token(text if isinstance(text, str) else "", logprob, top)
+        entries = ((*_named(entry), _field(entry, "top_logprobs")) for entry in content)
+    else:
+        tokens = _list(logprobs.get("tokens"))
+        beside = (_list(logprobs.get(name))[: len(tokens)] for name in ("token_logprobs", "top_logprobs"))
+        entries = zip_longest(tokens, *beside)
+    return [_Token(text if isinstance(text, str) else "", logprob, top) for text, logprob, top in entries]
 
 
 def _list(value: Any) -> list[Any]:
-    """Return the value if it is a list, otherwise an empty list."""
     return value if isinstance(value, list) else []
 
 
 def _field(entry: Any, name: str) -> Any:
-    """Return a field of an entry, or None if the entry is not an object."""
     return entry.get(name) if isinstance(entry, Mapping) else None
 
 
 def _named(entry: Any) -> tuple[Any, Any]:
     """Return the token and log-probability of an alternative, unchecked."""
     return _field(entry, "token"), _field(entry, "logprob")
-
-
-def _alternatives(said: _Token) -> list[tuple[Any, Any]]:
-    """Return the alternatives, up to the maximum of endpoints, and the token itself if the endpoint omits it."""
-    top = said.top.items() if isinstance(said.top, Mapping) else map(_named, _list(said.top))
-    alternatives = list(islice(top, _MOST_ALTERNATIVES))
-    if alternatives and all(token != said.text for token, _ in alternatives):
-        alternatives.append((said.text, said.logprob))
-    return alternatives
 
 
 def _places(text: str, offsets: list[int], tokens: list[_Token]) -> Iterator[tuple[_Token, int]]:
@@ -210,20 +194,20 @@ def _skeleton(text: str) -> str:
     return "".join(text.encode("ascii", "ignore").decode("ascii").split())
 
 
-def _place_in(token: str, inside: int) -> int:
-    """Return the position in the token of the character after `inside` characters of the skeleton."""
-    kept = (place for place, character in enumerate(token) if character.isascii() and not character.isspace())
-    return next(islice(kept, inside, None))
-
-
 def _top(said: _Token, inside: int) -> list[dict[str, Any]]:
     """Return the alternatives at a digit, without the characters that surround the digit in its token."""
     if len(said.text) > _LONGEST_TOKEN:
         return []
-    place = _place_in(said.text, inside)
+    kept = [place for place, character in enumerate(said.text) if character.isascii() and not character.isspace()]
+    place = kept[inside]
     before, after = said.text[:place], said.text[place + 1 :]
+    named = said.top.items() if isinstance(said.top, Mapping) else map(_named, _list(said.top))
+    alternatives = list(islice(named, _MOST_ALTERNATIVES))
+    if alternatives and all(token != said.text for token, _ in alternatives):
+        # The endpoint omits the token itself
+        alternatives.append((said.text, said.logprob))
     top = []
-    for token, number in _alternatives(said):
+    for token, number in alternatives:
         logprob = _logprob(number)
         if isinstance(token, str) and logprob is not None:
             bare = token.removeprefix(before).removesuffix(after)

@@ -20,6 +20,7 @@ from openpyxl.worksheet.worksheet import Worksheet
 from openpyxl.writer.excel import ExcelWriter
 
 from untold.udfs.errors import UserError
+from untold.udfs.samples.file_records import find_delimiter
 from untold.udfs.texts import FORMULA, escape_formula, unguard
 
 Cell = str | int | float | None
@@ -31,7 +32,6 @@ CUT = " [... cut: the whole text is in the CSV]"
 WIDTHS = (8, 60)
 NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 ESCAPE_OF_XLSX = re.compile("_(?=x[0-9A-Fa-f]{4}_)")
-DELIMITERS = ",;\t"
 # The first date that a ZIP archive supports
 UNDATED = datetime(1980, 1, 1)
 
@@ -157,10 +157,8 @@ def _read_csv(content: bytes) -> list[list[str]]:
     text = _decode(content)
     limit = csv.field_size_limit(sys.maxsize)
     try:
-        split = {mark: csv.reader(io.StringIO(text, newline=""), delimiter=mark) for mark in DELIMITERS}
-        # By the header: spreadsheets write semicolons or tabs in locales with decimal commas
-        delimiter = max(DELIMITERS, key=lambda mark: len(next(split[mark], [])))
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        # Spreadsheets write semicolons or tabs in locales with decimal commas
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=find_delimiter(text))
         return [[unguard(cell) for cell in row] for row in reader]
     finally:
         csv.field_size_limit(limit)

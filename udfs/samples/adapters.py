@@ -142,7 +142,7 @@ def _samples_of(
 
 
 def _traces_of(spans: Callable[[tool_files.Values], Iterable[tool_files.Span]], *marks: tuple[str, ...]) -> Adapter:
-    return _samples_of(tool_files.FILES, partial(tool_files.read_traces, spans), marks)
+    return _samples_of("*.*json*", partial(tool_files.read_traces, spans), marks)
 
 
 _CONFLICTBANK_COLUMNS = ("question", *CONFLICTBANK_CONTEXTS.values(), *CONFLICTBANK_CLAIMS.values())
@@ -159,9 +159,9 @@ FORMATS: dict[str, Adapter] = {
     # Two evaluations per instance with all contexts, or ten, which also use each single context
     "conflictbank": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, ("all",)), by_row=True, uses=("labels",)),
     "conflictbank_alone": Adapter(_CONFLICTBANK_COLUMNS, partial(_conflictbank, CONFLICTBANK_SETS), by_row=True),
-    "realsumm": Adapter((), None, data_sets.LABEL_FILES, data_sets.read_system, by_row=True, uses=("items",)),
+    "realsumm": Adapter((), None, "*/labels/*.label", data_sets.read_system, by_row=True, uses=("items",)),
     "k_qa": Adapter(
-        (), None, data_sets.K_QA_FILES, data_sets.read_answers, by_row=True, uses=("items",), marks=(data_sets.COLUMNS,)
+        (), None, "*.csv", data_sets.read_answers, by_row=True, uses=("items",), marks=(data_sets.COLUMNS,)
     ),
     # The folders contain a licence and other files too
     "k_qa_questions": Adapter(
@@ -171,7 +171,7 @@ FORMATS: dict[str, Adapter] = {
         data_sets.REQUIRED, data_sets.answers, LINES, read_lines, by_row=True, uses=("questions", "items")
     ),
     # Queries with their aspects or references. The responses come from any system
-    "trec_web": Adapter((), None, data_sets.TOPICS, data_sets.read_topics, uses=("questions",)),
+    "trec_web": Adapter((), None, "*topics.web.*", data_sets.read_topics, uses=("questions",)),
     "qampari": Adapter(data_sets.QAMPARI, data_sets.qampari, uses=("questions",)),
     "romqa": Adapter(data_sets.ROMQA, data_sets.romqa, uses=("questions",)),
     # Before longfact, because rows of HealthBench have a canary too
@@ -236,7 +236,7 @@ FORMATS: dict[str, Adapter] = {
     ),
     "trec_rag_answers": Adapter(("topic_id", "answer"), tool_files.trec_rag_answers),
     "trec_rag_nuggets": Adapter(("qid", "nuggets"), tool_files.trec_rag_nuggets, uses=("questions", "items")),
-    "huggingface": _samples_of(tool_files.ARROW, tool_files.read_arrow),
+    "huggingface": _samples_of("*.arrow", tool_files.read_arrow),
     "langsmith": _traces_of(tool_files.langsmith, ("run_type", "inputs"), ("inputs", "outputs")),
     "langfuse": _traces_of(
         tool_files.langfuse,
@@ -256,33 +256,21 @@ FORMATS: dict[str, Adapter] = {
         ("input", "ideal"),
     ),
     # Last, because other formats have a column with this name too
-    "ragchecker": Adapter((), None, data_sets.RAGCHECKER_FILES, data_sets.read_results, marks=((data_sets.RESULTS,),)),
+    "ragchecker": Adapter((), None, "*.json*", data_sets.read_results, marks=((data_sets.RESULTS,),)),
 }
 
 
-CARRIED = ("category", "selftext")
+def _named(columns: Mapping[str, str], row: Values, _: int) -> Iterator[Values | FileRecord]:
+    """Yield the columns, by their names in the row, as a sample that is named by the q_id of its source.
 
-
-def _question(row: Values, _: int) -> Iterator[Values | FileRecord]:
-    """Yield a question with its title as the query. Its explanation (selftext) is kept as a separate column."""
-    yield _named(row, {"query": row.get("title"), **_some(row, CARRIED)})
-
-
-def _contexts(row: Values, _: int) -> Iterator[Values | FileRecord]:
-    """Yield only the contexts of a question."""
-    yield _named(row, _some(row, ("contexts",)))
-
-
-def _some(row: Values, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the named values that exist. Missing values stay missing and do not become null."""
-    return {name: row[name] for name in names if name in row}
-
-
-def _named(row: Values, values: Values) -> Values | FileRecord:
-    """Return the values as a sample that is named by the q_id of its source."""
+    Missing values stay missing and do not become null.
+    """
     name = text_of(row.get("q_id"))
-    return {**values, "sample_id": name} if name else FileRecord(problem="q_id is null or empty", raw=canonical(row))
+    values = {ours: row[theirs] for ours, theirs in columns.items() if theirs in row}
+    yield {**values, "sample_id": name} if name else FileRecord(problem="q_id is null or empty", raw=canonical(row))
 
 
-QUESTIONS = Adapter(required=("q_id", "title"), expand=_question, by_row=True)
-CONTEXTS = Adapter(required=("q_id", "contexts"), expand=_contexts, by_row=True)
+# The explanation of a question (selftext) is kept as a separate column
+_OF_QUESTION = {"query": "title", "category": "category", "selftext": "selftext"}
+QUESTIONS = Adapter(required=("q_id", "title"), expand=partial(_named, _OF_QUESTION), by_row=True)
+CONTEXTS = Adapter(required=("q_id", "contexts"), expand=partial(_named, {"contexts": "contexts"}), by_row=True)

@@ -11,30 +11,15 @@ from typing import Any
 
 import pyarrow as pa
 
+from untold.udfs.samples import file_records
 from untold.udfs.samples.adapters import Adapter
 from untold.udfs.samples.conversion import KNOWN, Sample, to_sample
-from untold.udfs.samples.file_records import (
-    READ_ERRORS,
-    READERS_OF_PARTS,
-    ROWS_PER_BATCH,
-    FileRecord,
-    Reader,
-    UndecodableError,
-    Unit,
-    UnreadableFileError,
-    check_width,
-    converted,
-    describe_break,
-    renamed,
-)
+from untold.udfs.samples.file_records import ROWS_PER_BATCH, FileRecord, Reader, Unit, UnreadableFileError
+from untold.udfs.samples.tool_files import Names as Names
 from untold.udfs.samples.values import ENCODER, Shape, as_type, merge_shapes, shape_of, text_of
 
 # Kinds of files with one type per column. Items may be JSON in a text column
 ITEMS_ARE_TEXT = ("csv", "parquet")
-
-
-Names = Mapping[str, Sequence[str]]
-"""The names that columns may have in a file. The first match counts: `{"text": ("text", "contents")}`."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +63,11 @@ def type_batches(
     for batch in batches:
         rest = [pickle.loads(packed) if packed else {} for packed in batch.column("rest").to_pylist()]
         known = [batch.column(name) for name in KNOWN]
-        yield pa.RecordBatch.from_arrays([*known, *_typed(rest, schema, sources)], schema=schema)
-
-
-def _typed(rest: Sequence[Mapping[str, Any]], schema: pa.Schema, sources: Mapping[str, str]) -> Iterator[pa.Array]:
-    """Yield the columns of `schema` after the known columns, in its order."""
-    for column in list(schema)[len(KNOWN) :]:
-        source = sources[column.name]
-        yield pa.array([as_type(values.get(source), column.type) for values in rest], column.type)
+        typed = [
+            pa.array([as_type(values.get(sources[column.name]), column.type) for values in rest], column.type)
+            for column in list(schema)[len(KNOWN) :]
+        ]
+        yield pa.RecordBatch.from_arrays([*known, *typed], schema=schema)
 
 
 def _rows(unit: Unit, wanted: ColumnSelection) -> Iterator[dict[str, Any]]:
@@ -100,7 +82,7 @@ def _rows(unit: Unit, wanted: ColumnSelection) -> Iterator[dict[str, Any]]:
             rows = expanded(wanted.adapter, record, unit.start + tally.rows_read - 1, unit.path)
             columns.update(columns_of(wanted.adapter, record, rows))
             # During the reading: a file with data as keys would otherwise fill the memory
-            check_width(len(columns))
+            file_records.check_width(len(columns))
             for sample in samples_of(unit, rows, wanted):
                 if not types_are_known:
                     for name, value in sample.rest.items():
@@ -108,9 +90,10 @@ def _rows(unit: Unit, wanted: ColumnSelection) -> Iterator[dict[str, Any]]:
                 # Several records may belong to one row
                 n, part = tally.row, part + 1 if tally.row == n else 0
                 place = {"file": unit.file, "block": unit.start, "n": n, "part": part, "number": tally.rows_read}
-                packed = _packed(sample)
-                yield {**place, "content": sample.content, "error": sample.error, **sample.known, "rest": packed}
-    except (UnreadableFileError, *READ_ERRORS) as error:
+                # Exactly as read: JSON has no dates, bytes and decimals, which Parquet has
+                rest = pickle.dumps(dict(sample.rest)) if sample.rest else None
+                yield {**place, "content": sample.content, "error": sample.error, **sample.known, "rest": rest}
+    except (UnreadableFileError, *file_records.READ_ERRORS) as error:
         tally.broken = error
     facts = tally.facts(unit, columns, shapes)
     yield {"file": unit.file, "block": unit.start, "n": tally.row, "facts": facts}
@@ -118,7 +101,7 @@ def _rows(unit: Unit, wanted: ColumnSelection) -> Iterator[dict[str, Any]]:
 
 def reader_of(unit: Unit, adapter: Adapter | None) -> Reader:
     """Return the reader of a unit."""
-    return READERS_OF_PARTS[unit.kind] if adapter is None or adapter.read is None else adapter.read
+    return file_records.READERS_OF_PARTS[unit.kind] if adapter is None or adapter.read is None else adapter.read
 
 
 def expanded(adapter: Adapter | None, record: FileRecord, row: int, path: str = "") -> list[FileRecord]:
@@ -128,7 +111,7 @@ def expanded(adapter: Adapter | None, record: FileRecord, row: int, path: str = 
     expand = adapter.expand
     if adapter.of_path is not None:
         record = replace(record, values={**adapter.of_path(path), **record.values})
-    found = converted(lambda one: expand(one.values, row), record)
+    found = file_records.converted(lambda one: expand(one.values, row), record)
     return [one if isinstance(one, FileRecord) else FileRecord(one) for one in found]
 
 
@@ -147,7 +130,7 @@ def samples_of(unit: Unit, rows: Sequence[FileRecord], wanted: ColumnSelection) 
     def convert(row: FileRecord) -> Sample:
         return to_sample(row, as_text, wanted.required, wanted.optional)
 
-    found = [one for row in rows for one in converted(lambda given: [convert(given)], row)]
+    found = [one for row in rows for one in file_records.converted(lambda given: [convert(given)], row)]
     return [one if isinstance(one, Sample) else convert(one) for one in found]
 
 
@@ -175,11 +158,6 @@ def _text_problem(name: str, text: str | None, key: str) -> str | None:
     return "query is empty" if name == "query" and not text.strip() else None
 
 
-def _packed(sample: Sample) -> bytes | None:
-    """Return the other columns exactly as read: JSON has no dates, bytes and decimals, which Parquet has."""
-    return pickle.dumps(dict(sample.rest)) if sample.rest else None
-
-
 @dataclass
 class UnitProgress:
     """The progress of a unit: its rows, the start of the last row, and the error that ended it."""
@@ -199,11 +177,18 @@ class UnitProgress:
             self.lines = record.row or self.lines + 1
             if not record.blank:
                 self.rows_read, self.row = self.rows_read + 1, self.lines
-                yield _named(unit, record, columns)
+                if columns:
+                    values = dict(file_records.renamed(record.values, columns))
+                    # As in `_read_csv` for a column with this name
+                    if unit.kind == "csv" and "response" in values:
+                        values["response"] = values["response"] or ""
+                    record = replace(record, values=values)
+                yield record
 
     def facts(self, unit: Unit, columns: Iterable[str], shapes: Mapping[str, Shape]) -> str:
         """Return the facts of a unit as JSON, for `untold.jobs.inputs.samples`."""
-        undecodable = (self.broken.line, self.broken.encoding) if isinstance(self.broken, UndecodableError) else None
+        broken = self.broken
+        undecodable = (broken.line, broken.encoding) if isinstance(broken, file_records.UndecodableError) else None
         facts = {
             "file": unit.file,
             "block": unit.start,
@@ -211,21 +196,10 @@ class UnitProgress:
             "shapes": shapes,
             "rows": self.rows_read,
             "lines": self.lines,
-            "problem": None if self.broken is None else describe_break(self.broken),
+            "problem": None if broken is None else file_records.describe_break(broken),
             "undecodable": undecodable,
         }
         return json.dumps(facts)
-
-
-def _named(unit: Unit, record: FileRecord, columns: Mapping[str, str]) -> FileRecord:
-    """Return the record with our column names."""
-    if not columns:
-        return record
-    values = dict(renamed(record.values, columns))
-    # As in `_read_csv` for a column with this name
-    if unit.kind == "csv" and "response" in values:
-        values["response"] = values["response"] or ""
-    return replace(record, values=values)
 
 
 def in_batches(

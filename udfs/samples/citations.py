@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from untold.udfs.recall.segmentation import is_heading, sentences
-from untold.udfs.samples.values import finite, id_of, text_of
+from untold.udfs.samples.values import finite, first_of, id_of, text_of
 
 # The names of the ends of a span, and of its sources
 _SPAN = ("start", "start_index", "startIndex"), ("end", "end_index", "endIndex")
@@ -135,9 +135,8 @@ def _citation(value: Any, listed: Sequence[str], where: str) -> dict[str, Any]:
     if isinstance(known.get("url_citation"), Mapping):
         # OpenAI nests the fields of an annotation
         known = known["url_citation"]
-    start, end = (next((known[name] for name in names if finite(known.get(name)) is not None), None) for names in _SPAN)
-    given = next((known[name] for name in SOURCES if finite(known.get(name)) is not None), None)
-    sources = _sources_of(given, listed, where)
+    start, end = (first_of(known, names) for names in _SPAN)
+    sources = _sources_of(first_of(known, SOURCES), listed, where)
     if start is None and end is None:
         if not sources:
             raise ValueError(f"{where} has a source without an id")
@@ -182,7 +181,7 @@ def _sources_of(value: Any, listed: Sequence[str], where: str) -> list[str]:
 def _source(value: Any, listed: Sequence[str], where: str) -> str:
     """Return the id or URL of a source. A position without a source becomes its marker, `[n]` with n from 1."""
     if isinstance(value, Mapping):
-        value = next((value[name] for name in SOURCES if finite(value.get(name)) is not None), None)
+        value = first_of(value, SOURCES)
     if isinstance(value, int) and not isinstance(value, bool):
         return listed[value] if 0 <= value < len(listed) else f"[{value + 1}]"
     name = None if isinstance(value, list | Mapping) else id_of(text_of(value))
@@ -212,9 +211,8 @@ def cited_sentences(
     spans = [(one["start"], one["end"], tuple(one["sources"])) for one in rows if one["start"] is not None]
     spans.sort(key=itemgetter(0, 1))
     if spans and _cover(response, spans):
-        units = (
-            (_MarkedText(response[start:end], _Labels(numbered, {}, ids)).plain(), own) for start, end, own in spans
-        )
+        labels = _Labels(numbered, {}, ids)
+        units = ((_plain(_MarkedText(response[start:end], labels).text), own) for start, end, own in spans)
         return [CitedSentence(text, own) for text, own in units if text]
     body, entries = _without_references(response)
     reader = _MarkedText(body, _Labels(numbered, entries, ids))
@@ -345,10 +343,14 @@ def _without_references(text: str) -> tuple[str, dict[str, str | None]]:
             kept.append(" " * len(line))
             continue
         if line.lstrip().startswith("#") or _is_title(line):
-            is_list = _is_title(line) and _begins_list(lines, place + 1)
+            below = next((each for each in lines[place + 1 : place + 6] if each.strip()), "")
+            is_list = _is_title(line) and _ENTRY.match(below) is not None
             kept.append(" " * len(line) if is_list else line)
             continue
-        is_list = is_list and not _ends_list(lines, place)
+        # Text below a blank line ends a list of references
+        is_list = is_list and bool(
+            lines[place - 1].strip() or _ENTRY.match(line) or _URL.search(line) or not line[:1].isalnum()
+        )
         label = _label_of(line, is_list=is_list, count=count)
         if label is not None:
             count += is_list
@@ -360,17 +362,6 @@ def _without_references(text: str) -> tuple[str, dict[str, str | None]]:
 def _is_title(line: str) -> bool:
     bare = re.sub(r"^[\s#*_\d.]+|[\s*_#:：]+$", "", line[:80]) if len(line) < 80 else ""
     return bare.casefold() in _TITLES
-
-
-def _begins_list(lines: Sequence[str], start: int) -> bool:
-    first = next((line for line in lines[start : start + 5] if line.strip()), "")
-    return _ENTRY.match(first) is not None
-
-
-def _ends_list(lines: Sequence[str], place: int) -> bool:
-    """Return True if a line is text below a blank line, and thus ends a list of references."""
-    line = lines[place]
-    return not (lines[place - 1].strip() or _ENTRY.match(line) or _URL.search(line)) and line[:1].isalnum()
 
 
 def _label_of(line: str, *, is_list: bool, count: int) -> str | None:
@@ -495,13 +486,15 @@ class _MarkedText:
         self._after_mark = True
         self.marks.append((self._length, sources))
 
-    def plain(self) -> str:
-        """Return the cleaned text."""
-        return _plain(self.text)
-
     def sentences(self) -> Iterator[_Sentence]:
         """Yield the sentences of each line. Marks of list items and lines without letters are left out."""
-        for begin, piece in self._pieces():
+        # Cut at line ends, and at marks that end a sentence
+        cuts = {0, len(self.text), *(found.end() for found in re.finditer("\n", self.text))}
+        for place, _ in self.marks:
+            end = _MARKED_END.match(self.text, max(place - 1, 0)) or _MARKED_END.match(self.text, place)
+            cuts |= {end.end()} if end else set()
+        for begin, stop in pairwise(sorted(cuts)):
+            piece = self.text[begin:stop]
             mark = _LIST_MARK.match(piece)
             place = mark.end() if mark else 0
             for text in sentences(piece[place:]):
@@ -511,14 +504,6 @@ class _MarkedText:
                 if any(map(str.isalnum, shown)):
                     ends = self._origin(begin + at), self._origin(begin + place - 1) + 1
                     yield _Sentence(shown, begin + at, begin + place, *ends)
-
-    def _pieces(self) -> Iterator[tuple[int, str]]:
-        """Yield the text, cut at line ends and at marks that end a sentence, with the position of each piece."""
-        cuts = {0, len(self.text), *(found.end() for found in re.finditer("\n", self.text))}
-        for place, _ in self.marks:
-            end = _MARKED_END.match(self.text, max(place - 1, 0)) or _MARKED_END.match(self.text, place)
-            cuts |= {end.end()} if end else set()
-        yield from ((start, self.text[start:stop]) for start, stop in pairwise(sorted(cuts)))
 
     def _origin(self, place: int) -> int:
         part = bisect_right(self._places, place) - 1

@@ -12,17 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
 
+from untold.udfs.samples import items
 from untold.udfs.samples.citations import citations_of_parts, normalise_citations, normalise_sources
 from untold.udfs.samples.file_records import FileRecord
-from untold.udfs.samples.items import (
-    check_contexts,
-    named_texts,
-    normalise_aspects,
-    normalise_checks,
-    normalise_ground_truth,
-    normalise_references,
-    normalise_rubric,
-)
 from untold.udfs.samples.values import ENCODER, canonical, finite, id_of, load_json, text_of, without_surrogates
 
 KNOWN = ("sample_id", "query", "response", "contexts", "system", "label")
@@ -49,11 +41,11 @@ OTHER_NAMES = {
 CONTEXT_NAMES: tuple[str, ...] = ("contexts", *OTHER_NAMES["contexts"])
 # Parsers for the columns that hold lists
 ITEMS: Mapping[str, Callable[[Any], Any]] = {
-    "aspects": normalise_aspects,
-    "references": normalise_references,
-    "ground_truth": normalise_ground_truth,
-    "claim_checks": normalise_checks,
-    "rubric": normalise_rubric,
+    "aspects": items.normalise_aspects,
+    "references": items.normalise_references,
+    "ground_truth": items.normalise_ground_truth,
+    "claim_checks": items.normalise_checks,
+    "rubric": items.normalise_rubric,
     **dict.fromkeys(("reference_sources", "blocked_sources"), normalise_sources),
 }
 # The ids of sources without texts, by position
@@ -120,9 +112,12 @@ def to_sample(
     required in rows without references. Columns of `OPTIONAL` are parsed if they are in `optional_columns`, and carried
     unchanged otherwise. A question has no columns of answers, and its id is question_id, if present.
     """
-    if is_question(required_columns):
-        record = replace(record, values=_question(record.values))
     values = record.values
+    if is_question(required_columns):
+        named = id_of(values.get(QUESTION_ID))
+        values = {name: value for name, value in values.items() if name not in (*OF_ANSWERS, QUESTION_ID)}
+        values = {**values, "sample_id": named} if named else values
+        record = replace(record, values=values)
     problems = [record.problem] if record.problem else []
     required = dict.fromkeys(REQUIRED)
     if not record.problem:
@@ -132,7 +127,7 @@ def to_sample(
     if not record.problem:
         # After the hash, which covers the original row
         found = _optional(values, items_as_text, optional_columns, required_columns, problems)
-        problems += filter(None, [check_contexts(found.get("claim_checks"), required["contexts"] or ())])
+        problems += filter(None, [items.check_contexts(found.get("claim_checks"), required["contexts"] or ())])
         rest |= found
         if CITATIONS in optional_columns:
             rest[CITATIONS] = _citations(values, items_as_text, required["contexts"], problems)
@@ -152,13 +147,6 @@ def is_question(required_columns: Sequence[str]) -> bool:
     (True, False)
     """
     return "response" not in required_columns
-
-
-def _question(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns without the columns of answers, with question_id as sample_id."""
-    kept = {name: value for name, value in values.items() if name not in (*OF_ANSWERS, QUESTION_ID)}
-    named = id_of(values.get(QUESTION_ID))
-    return {**kept, "sample_id": named} if named else kept
 
 
 def _required(values: Mapping[str, Any], columns: Sequence[str], cites: bool, problems: list[str]) -> dict[str, Any]:
@@ -263,17 +251,11 @@ def normalise_contexts(value: Any) -> list[dict[str, str]]:
         value = [value]
     elif isinstance(value, dict) and isinstance(value.get("text"), list):
         value = _items_of_lists(value)
-    found = named_texts(value, "context")
-    return [{"id": name, "text": text, **_kind_of(item, place)} for place, name, text, item in found]
-
-
-def _kind_of(context: Any, place: int) -> dict[str, str]:
-    """Return the kind of a context's source, if it has one."""
-    kind = context.get("kind") if isinstance(context, dict) else None
-    if isinstance(kind, list | dict):
-        raise ValueError(f"kind of context {place} is not a text")
-    named = text_of(finite(kind))
-    return {"kind": named} if named else {}
+    contexts = []
+    for place, name, text, item in items.named_texts(value, "context"):
+        kind = items.text_field(item.get("kind"), f"kind of context {place}") if isinstance(item, dict) else None
+        contexts.append({"id": name, "text": text, **({"kind": kind} if kind else {})})
+    return contexts
 
 
 def _items_of_lists(value: Mapping[str, Any]) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +12,7 @@ from untold.udfs.errors import aside, near_misses
 from untold.udfs.samples.file_records import READERS, FileRecord, RowError, Unit, UnreadableFileError, read_text
 from untold.udfs.samples.files import open_text
 from untold.udfs.samples.items import FIELDS
-from untold.udfs.samples.values import canonical, load_json, text_of
+from untold.udfs.samples.values import canonical, json_or, text_of
 
 Values = Mapping[str, Any]
 REQUIRED = ("question", "answers")
@@ -60,15 +59,16 @@ def claims(row: Values, _: int) -> Iterator[Values]:
         name = _answer_id(row, system)
         for place, claim in _claims(answer):
             if claim.get("evidence") and claim.get("support") in VERDICTS:
-                yield {
-                    "sample_id": f"{name}-{place}",
-                    "query_id": name,
-                    "query": row.get("question"),
-                    "system": system,
-                    "claim": claim.get("claim_string"),
-                    "evidence": claim["evidence"],
-                    "label": VERDICTS[claim["support"]],
-                }
+                label, text = VERDICTS[claim["support"]], claim.get("claim_string")
+                yield labelled_claim(name, place, row.get("question"), system, text, claim["evidence"], label)
+
+
+def labelled_claim(
+    name: str, place: int, query: Any, system: str, claim: Any, evidence: Sequence[Any], label: str
+) -> Values:
+    """Return the claim at a place, from 1, in the text with this name."""
+    given = {"sample_id": f"{name}-{place}", "query_id": name, "query": query, "system": system}
+    return {**given, "claim": claim, "evidence": evidence, "label": label}
 
 
 def _answers(values: Values) -> Iterator[tuple[str, Values]]:
@@ -91,7 +91,6 @@ def _answer_id(values: Values, system: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:ID_CHARACTERS]
 
 
-K_QA_FILES = "*.csv"
 LABEL_COLUMNS = ("label_0", "label_1", "label_2")
 COLUMNS = ("Question", "llm_x", "answer", "claim", "category_x", *LABEL_COLUMNS)
 MUST_HAVE, NICE_TO_HAVE = "Must_have", "Nice_to_have"
@@ -115,9 +114,27 @@ def read_answers(unit: Unit) -> Iterator[FileRecord]:
         for (question, system, response), own in groupby(records, key=_answer):
             number = questions.setdefault(question, len(questions))
             rows = list(own)
-            values = [record.values for record in rows]
-            answer = _k_qa_record(f"{number}-{system}", str(number), question, response, system, values)
-            yield replace(answer, row=rows[0].row)
+            name, references = f"{number}-{system}", []
+            for place, values in enumerate((record.values for record in rows), start=1):
+                weight = WEIGHTS.get(values["category_x"])
+                labels = [values[label] for label in LABEL_COLUMNS]
+                references.append({"id": str(place), "text": values["claim"], "weight": weight, "labels": labels})
+            unknown = next((one["id"] for one in references if one["weight"] is None), None)
+            if unknown:
+                problem = f"statement {unknown} is neither {' nor '.join(WEIGHTS)}"
+                yield FileRecord(problem=problem, raw=name, row=rows[0].row)
+                continue
+            answer = {
+                "sample_id": name,
+                "query_id": str(number),
+                "query": question,
+                "response": response,
+                "contexts": [],
+                "system": system,
+                "references": references,
+                "reference_types": [record.values["category_x"] for record in rows],
+            }
+            yield FileRecord(answer, row=rows[0].row)
 
 
 def questions(row: Values, number: int) -> Iterator[Values]:
@@ -144,30 +161,6 @@ def _answer(record: FileRecord) -> tuple[Any, ...]:
         parts = ", ".join(f"`{name}`{aside(near_misses(name, values))}" for name in missing)
         raise UnreadableFileError(f"no column {parts}. Give NLI_medical_annotator.csv as published")
     return tuple(values[name] for name in COLUMNS[:3])
-
-
-def _k_qa_record(
-    name: str, number: str, question: Any, response: Any, system: Any, rows: Sequence[Values]
-) -> FileRecord:
-    references = []
-    for place, row in enumerate(rows, start=1):
-        if row["category_x"] not in WEIGHTS:
-            return FileRecord(problem=f"statement {place} is neither {' nor '.join(WEIGHTS)}", raw=name)
-        labels = [row[label] for label in LABEL_COLUMNS]
-        weight = WEIGHTS[row["category_x"]]
-        references.append({"id": str(place), "text": row["claim"], "weight": weight, "labels": labels})
-    return FileRecord(
-        {
-            "sample_id": name,
-            "query_id": number,
-            "query": question,
-            "response": response,
-            "contexts": [],
-            "system": system,
-            "references": references,
-            "reference_types": [row["category_x"] for row in rows],
-        }
-    )
 
 
 QAMPARI = ("qid", "question_text", "answer_list")
@@ -220,7 +213,6 @@ def _texts(value: Any, name: str) -> list[str]:
     return list(dict.fromkeys(text for text in found if isinstance(text, str) and text.strip()))
 
 
-LABEL_FILES = "*/labels/*.label"
 # The data set has no questions. This was the task of all its systems
 QUERY = "Summarise the article."
 _OF_ARTICLES = ("ids.txt", "documents.txt", "SCUs.txt")
@@ -232,10 +224,15 @@ def read_system(unit: Unit) -> Iterator[FileRecord]:
     Facts are both aspects and references, because a summary should cover them. Raises UnreadableFileError if the
     numbers of lines of the files differ, and OSError if one is missing.
     """
-    folder, system = _place(unit.path)
+    folder, _, file = unit.path.rpartition("/labels/")
+    system = file.removesuffix(".label")
     names = [f"{folder}/{name}" for name in _OF_ARTICLES]
     names += [f"{folder}/summaries/{system}.summary", unit.path]
-    columns = [_lines(name) for name in names]
+    columns = []
+    for name in names:
+        # Split only by line feeds: an article may contain other line ends
+        with open_text(name, newline="\n") as stream:
+            columns.append([line.rstrip("\r\n") for line in stream])
     for name, lines in zip(names, columns, strict=True):
         if len(lines) != len(columns[0]):
             raise UnreadableFileError(
@@ -243,22 +240,6 @@ def read_system(unit: Unit) -> Iterator[FileRecord]:
             )
     for row in zip(*columns, strict=True):
         yield _realsumm_record(system, *row)
-
-
-def _place(path: str) -> tuple[str, str]:
-    """Return the folder of the data set, and the system.
-
-    >>> _place("data/realsumm/labels/abs_bart_out.label")
-    ('data/realsumm', 'abs_bart_out')
-    """
-    folder, _, name = path.rpartition("/labels/")
-    return folder, name.removesuffix(".label")
-
-
-def _lines(path: str) -> list[str]:
-    # Split only by line feeds: an article may contain other line ends
-    with open_text(path, newline="\n") as stream:
-        return [line.rstrip("\r\n") for line in stream]
 
 
 def _realsumm_record(system: str, article: str, document: str, facts: str, summary: str, labels: str) -> FileRecord:
@@ -285,9 +266,6 @@ def _realsumm_record(system: str, article: str, document: str, facts: str, summa
     )
 
 
-TOPICS = "*topics.web.*"
-
-
 def read_topics(unit: Unit) -> Iterator[FileRecord]:
     """Yield the topics of a file as questions, with the description as query. Raises UnreadableFileError.
 
@@ -301,15 +279,11 @@ def read_topics(unit: Unit) -> Iterator[FileRecord]:
         line, _ = error.position
         raise UnreadableFileError(f"no XML of topics (line {line}). Give the unchanged files of NIST") from error
     for topic in root.iter("topic"):
-        yield _trec_web_record(topic)
-
-
-def _trec_web_record(topic: ElementTree.Element) -> FileRecord:
-    number, subtopics, words = topic.get("number"), topic.findall("subtopic"), _text(topic.find("query"))
-    if not number:
-        return FileRecord(problem="a topic without a number", raw=ElementTree.tostring(topic, encoding="unicode"))
-    return FileRecord(
-        {
+        number, subtopics, words = topic.get("number"), topic.findall("subtopic"), _text(topic.find("query"))
+        if not number:
+            yield FileRecord(problem="a topic without a number", raw=ElementTree.tostring(topic, encoding="unicode"))
+            continue
+        values = {
             "sample_id": number,
             "query_id": number,
             "query": _text(topic.find("description")) or words,
@@ -318,7 +292,7 @@ def _trec_web_record(topic: ElementTree.Element) -> FileRecord:
             "aspects": [{"id": one.get("number"), "text": _text(one)} for one in subtopics],
             "aspect_types": [one.get("type") for one in subtopics],
         }
-    )
+        yield FileRecord(values)
 
 
 def _text(element: ElementTree.Element | None) -> str | None:
@@ -326,7 +300,6 @@ def _text(element: ElementTree.Element | None) -> str | None:
     return None if element is None else " ".join("".join(element.itertext()).split())
 
 
-RAGCHECKER_FILES = "*.json*"
 RESULTS = "results"
 
 
@@ -336,27 +309,20 @@ def read_results(unit: Unit) -> Iterator[FileRecord]:
     `retrieved_context` becomes the contexts. Raises UnreadableFileError unless the file is an object with a list of
     results.
     """
-    text = read_text(unit)
-    try:
-        value = load_json(text)
-    except (ValueError, RecursionError):
-        value = None
+    value = json_or(read_text(unit), None)
     results = value.get(RESULTS) if isinstance(value, dict) else None
     if not isinstance(results, list):
         raise UnreadableFileError("no JSON object with a list `results`. Give an unchanged file of RAGChecker")
     for row, result in enumerate(results, start=1):
-        yield _ragchecker_record(result, row)
-
-
-def _ragchecker_record(result: Any, row: int) -> FileRecord:
-    if not isinstance(result, dict):
-        return FileRecord(problem="no JSON object", raw=canonical(result), row=row)
-    values = dict(result)
-    contexts, answer = values.pop("retrieved_context", None), values.pop("gt_answer", None)
-    checks = {name: values.pop(name) for fields in FIELDS.values() for name in fields if name in values}
-    given = {"contexts": _contexts(contexts), "references": answer, "ground_truth": answer}
-    named = {"sample_id": values["query_id"]} if values.get("query_id") not in (None, "") else {}
-    return FileRecord({**named, **values, **given, **({"claim_checks": checks} if checks else {})}, row=row)
+        if not isinstance(result, dict):
+            yield FileRecord(problem="no JSON object", raw=canonical(result), row=row)
+            continue
+        values = dict(result)
+        contexts, answer = values.pop("retrieved_context", None), values.pop("gt_answer", None)
+        checks = {name: values.pop(name) for fields in FIELDS.values() for name in fields if name in values}
+        given = {"contexts": _contexts(contexts), "references": answer, "ground_truth": answer}
+        named = {"sample_id": values["query_id"]} if values.get("query_id") not in (None, "") else {}
+        yield FileRecord({**named, **values, **given, **({"claim_checks": checks} if checks else {})}, row=row)
 
 
 def _contexts(passages: Any) -> Any:

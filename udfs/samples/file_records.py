@@ -8,7 +8,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import IO, Any, cast
@@ -376,15 +376,15 @@ def _width(head: str, delimiter: str) -> int:
         return 0
 
 
-def _names_delimiter(row: list[str]) -> bool:
-    return row[0].startswith("sep=") and len("".join(row)) <= len("sep=;")
-
-
 def _header(rows: Iterator[list[str]]) -> list[str]:
     """Return the column names of a CSV file, none without a line. Raises UnreadableFileError for a bad header."""
-    try:
+
+    def names_delimiter(row: list[str]) -> bool:
         # Excel may write a line with the delimiter before the header
-        names = column_names(next((row for row in rows if row and not _names_delimiter(row)), []))
+        return row[0].startswith("sep=") and len("".join(row)) <= len("sep=;")
+
+    try:
+        names = column_names(next((row for row in rows if row and not names_delimiter(row)), []))
     except csv.Error as error:
         raise UnreadableFileError(f"the header is not CSV ({error})") from None
     repeated = sorted({name for name in names if names.count(name) > 1})
@@ -418,8 +418,14 @@ def _read_csv(unit: Unit) -> Iterator[FileRecord]:
                 continue
             if row is None:
                 return
-            if row:
-                yield _record_of_cells(header, row, begins)
+            if row and len(row) != len(header):
+                problem = f"{len(row)} cells where the header has {len(header)}"
+                yield FileRecord(problem=problem, raw=canonical(row), row=begins)
+            elif row:
+                named = zip(header, row, strict=True)
+                yield FileRecord(
+                    {name: cell if cell or name == "response" else None for name, cell in named}, row=begins
+                )
 
 
 def _tap(lines: Iterable[str], taken: list[str], encoding: str) -> Iterator[str]:
@@ -427,16 +433,6 @@ def _tap(lines: Iterable[str], taken: list[str], encoding: str) -> Iterator[str]
     for number, line in enumerate(lines):
         taken.append(_checked(line, number, encoding))
         yield line
-
-
-def _record_of_cells(header: list[str], cells: list[str], row: int) -> FileRecord:
-    """Return cells as a record. Another number of cells than in the header is a problem."""
-    if len(cells) != len(header):
-        return FileRecord(
-            problem=f"{len(cells)} cells where the header has {len(header)}", raw=canonical(cells), row=row
-        )
-    named = zip(header, cells, strict=True)
-    return FileRecord({name: cell if cell or name == "response" else None for name, cell in named}, row=row)
 
 
 def _read_parquet(unit: Unit) -> Iterator[FileRecord]:
@@ -514,15 +510,10 @@ def json_kind(path: str, encoding: str = UTF_8) -> str:
         return "objects"
     if not text.startswith("["):
         return "lines"
-    # If the first line is a complete array and more text follows, the file is JSON Lines and not one array
-    line, newline, after = text.partition("\n")
-    return "lines" if newline and after.strip() and _is_json(line) else "array"
-
-
-def _is_json(line: str) -> bool:
-    """Return True if a text is a complete JSON value."""
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
+    line, _, after = text.partition("\n")
+    if after.strip():
+        with suppress(ValueError, RecursionError):
+            json.loads(line)
+            # The first line is a complete array and more text follows, so the file is JSON Lines and not one array
+            return "lines"
+    return "array"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-from untold.udfs.samples.values import finite, id_of, load_json, text_of
+from untold.udfs.samples.values import finite, first_of, id_of, load_json, text_of
 
 # The fields of aspects and references. Weights and other explanations do not apply to aspects
 ASPECT_FIELDS = ("id", "text", "labels")
@@ -139,18 +139,23 @@ def _as_rows(items: Sequence[Item], fields: Sequence[str]) -> list[dict[str, Any
     return [{name: list(row[name]) if isinstance(row[name], tuple) else row[name] for name in fields} for row in rows]
 
 
+def text_field(value: Any, what: str) -> str | None:
+    """Return a field as text, None for null and an empty text. Raises ValueError for a list or an object."""
+    if isinstance(value, list | dict):
+        raise ValueError(f"{what} is not a text")
+    return text_of(value) or None
+
+
 def _item(name: str, text: str, item: Any, where: str) -> Item:
     known: Mapping[str, Any] = item if isinstance(item, dict) else {}
-    anchor = finite(known.get("anchor"))
-    if isinstance(anchor, list | dict):
-        raise ValueError(f"anchor of {where} is not a text")
+    anchor = text_field(known.get("anchor"), f"anchor of {where}")
     covered_by = _texts(known.get("covered_by"), f"covered_by of {where}")
     if covered_by is not None and None in covered_by:
         raise ValueError(f"covered_by of {where} has a null")
     return Item(
         name,
         text,
-        text_of(anchor) or None,
+        anchor,
         _weight(_weight_in(known, where), where),
         _texts(known.get("labels"), f"labels of {where}"),
         cast(tuple[str, ...] | None, covered_by),
@@ -237,14 +242,11 @@ def _criterion(place: int, name: str, text: str, item: Any) -> dict[str, Any]:
     points = _weight(_weight_in(known, where), where)
     if points is not None and abs(points) > MOST_POINTS:
         raise ValueError(f"points of {where} are not a number from -{MOST_POINTS:g} to {MOST_POINTS:g}")
-    dimension = finite(known.get("dimension", known.get("axis")))
-    if isinstance(dimension, list | dict):
-        raise ValueError(f"dimension of {where} is not a text")
     return {
         "id": name,
         "text": text,
         "points": points,
-        "dimension": text_of(dimension) or None,
+        "dimension": text_field(known.get("dimension", known.get("axis")), f"dimension of {where}"),
         "tags": [one for one in _texts(known.get("tags"), f"tags of {where}") or () if one is not None],
         "levels": _levels(known.get("levels"), where),
         "labels": [one for one in _texts(known.get("labels"), f"labels of {where}") or () if one is not None],
@@ -269,10 +271,7 @@ def _levels(value: Any, where: str) -> list[dict[str, Any]]:
 
 def _level(value: Any, where: str) -> dict[str, Any]:
     known = value if isinstance(value, dict) else {"label": value}
-    label, text = (
-        next((known[name] for name in names if finite(known.get(name)) is not None), None)
-        for names in (LEVEL_LABELS, LEVEL_TEXTS)
-    )
+    label, text = first_of(known, LEVEL_LABELS), first_of(known, LEVEL_TEXTS)
     label, text = (text, None) if label is None else (label, text)
     if label is None or isinstance(label, list | dict) or isinstance(text, list | dict) or not text_of(label):
         raise ValueError(f"{where} has no label")

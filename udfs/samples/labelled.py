@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -17,10 +18,9 @@ from untold.udfs.samples import data_sets
 from untold.udfs.samples.adapters import LINES, Adapter, read_lines
 from untold.udfs.samples.file_records import READERS, FileRecord, Unit, UnreadableFileError, converted
 from untold.udfs.samples.tool_files import Values
-from untold.udfs.samples.values import canonical, finite, load_json
+from untold.udfs.samples.values import canonical, finite, json_or
 from untold.udfs.texts import words_of
 
-FILES = "*.jsonl"
 VERDICTS = {"S": "supported", "NS": "not_supported"}
 
 
@@ -44,22 +44,11 @@ def read_claims(unit: Unit) -> Iterator[FileRecord]:
 
 
 def _claims(name: str, system: str, record: FileRecord) -> Iterator[FileRecord]:
-    values = record.values
-    sentences = values["annotations"] or []
+    sentences, query = record.values["annotations"] or [], record.values.get("input")
     facts = [fact for sentence in sentences for fact in sentence.get("human-atomic-facts") or []]
     for place, fact in enumerate(facts, start=1):
-        if fact.get("label") in VERDICTS:
-            yield FileRecord(
-                {
-                    "sample_id": f"{name}-{place}",
-                    "query_id": name,
-                    "query": values.get("input"),
-                    "system": system,
-                    "claim": fact.get("text"),
-                    "evidence": [],
-                    "label": VERDICTS[fact["label"]],
-                }
-            )
+        if label := VERDICTS.get(fact.get("label")):
+            yield FileRecord(data_sets.labelled_claim(name, place, query, system, fact.get("text"), [], label))
 
 
 # The required columns of claims as samples. No code reads the query of a claim
@@ -87,10 +76,7 @@ def _texts(evidence: Any) -> Any:
         return []
     if not isinstance(evidence, str):
         return evidence
-    try:
-        read = load_json(evidence)
-    except (ValueError, RecursionError):
-        return [evidence]
+    read = json_or(evidence, None)
     return read if isinstance(read, list) else [evidence]
 
 
@@ -102,7 +88,7 @@ PLAIN = "claims"
 CLAIM_FORMATS: dict[str, Adapter] = {
     PLAIN: Adapter(COLUMNS, _as_sample, optional=("sample_id", "query_id", "query", "system")),
     "expertqa": Adapter(data_sets.REQUIRED, _expertqa, LINES, read_lines, by_row=True),
-    "factscore": Adapter((), _as_sample, FILES, read_claims, by_row=True),
+    "factscore": Adapter((), _as_sample, LINES, read_claims, by_row=True),
 }
 """Formats of labelled claims."""
 
@@ -112,11 +98,8 @@ SURFACE = (*ROUGE, "bleu", "meteor")
 _WORD = re.compile(r"\w+")
 
 
-class _NoSynonyms:
-    """An empty WordNet: METEOR matches exactly and by stems, and needs no downloaded corpus."""
-
-    def synsets(self, word: str) -> list[Any]:
-        return []
+# An empty WordNet: METEOR matches exactly and by stems, and needs no downloaded corpus
+_NO_SYNONYMS = SimpleNamespace(synsets=lambda word: [])
 
 
 def surface_scores(response: str, reference: str) -> dict[str, float]:
@@ -132,10 +115,11 @@ def surface_scores(response: str, reference: str) -> dict[str, float]:
     from sacrebleu import sentence_bleu
 
     rouge = _rouge().score(reference, response)
+    words = [_WORD.findall(text.casefold()) for text in (reference, response)]
     return {
         **{name: float(rouge[name].fmeasure) for name in ROUGE},
         "bleu": float(sentence_bleu(response, [reference]).score),
-        "meteor": float(single_meteor_score(_words(reference), _words(response), wordnet=_NoSynonyms())),
+        "meteor": float(single_meteor_score(*words, wordnet=_NO_SYNONYMS)),
     }
 
 
@@ -156,15 +140,6 @@ def word_overlap(fact: str, response: str) -> float | None:
     return len(words & words_of(response)) / len(words) if words else None
 
 
-def _words(text: str) -> list[str]:
-    """Return the tokens that METEOR aligns.
-
-    >>> _words("Straße, No. 1")
-    ['strasse', 'no', '1']
-    """
-    return _WORD.findall(text.casefold())
-
-
 def baseline_names(model: ModelFiles | None) -> tuple[str, ...]:
     """Return the available baselines, with a local embedding model or without."""
     return SURFACE if model is None else (*SURFACE, *BERTSCORE)
@@ -177,19 +152,16 @@ def baseline_schema(names: Iterable[str]) -> pa.Schema:
 
 def baseline_batches(batches: Iterable[pa.RecordBatch], model: ModelFiles | None) -> Iterator[pa.RecordBatch]:
     """Yield the columns of `baseline_schema` for sample_id, response and reference (text). Null responses are null."""
-    names = baseline_names(model)
+
+    def scores(response: str | None, reference: str) -> Mapping[str, float]:
+        if response is None:
+            return {}
+        states = {} if model is None else _scorer(model).score(response, reference)
+        return {**surface_scores(response, reference), **states}
+
     for batch in batches:
-        rows = [_baseline_row(row, names, model) for row in batch.to_pylist()]
-        yield pa.RecordBatch.from_pylist(rows, baseline_schema(names))
-
-
-def _baseline_row(row: Mapping[str, Any], names: tuple[str, ...], model: ModelFiles | None) -> dict[str, Any]:
-    response, reference = row["response"], row["reference"]
-    if response is None:
-        return {"sample_id": row["sample_id"], **dict.fromkeys(names)}
-    found = surface_scores(response, reference)
-    states = {} if model is None else _scorer(model).score(response, reference)
-    return {"sample_id": row["sample_id"], **found, **states}
+        rows = [{**row, **scores(row["response"], row["reference"])} for row in batch.to_pylist()]
+        yield pa.RecordBatch.from_pylist(rows, baseline_schema(baseline_names(model)))
 
 
 @lru_cache(maxsize=1)

@@ -8,10 +8,8 @@ from typing import Any
 
 from untold.udfs.samples.file_records import RowError
 from untold.udfs.samples.items import WEIGHTS
-from untold.udfs.samples.tool_files import ASKED, Names, Values, find_text, opened, under_our_names
-from untold.udfs.samples.values import finite
-
-Criterion = dict[str, Any]
+from untold.udfs.samples.tool_files import ASKED, Names, Values, find_text, object_of, opened, under_our_names
+from untold.udfs.samples.values import first_of
 
 # HealthBench and ResearchRubrics have prompt and rubrics; ProfBench has a task_id too
 NAMES: Names = {
@@ -56,13 +54,14 @@ def rubrics(row: Values, _: int) -> Iterator[Values]:
     `axis:NAME` the dimension of a criterion.
     """
     values = _named(row, NAMES)
-    criteria, ideal = opened(values.get("rubric")), values.get("ideal_completions_data")
+    criteria = opened(values.get("rubric"))
+    ideal = object_of(values.get("ideal_completions_data")).get("ideal_completion")
     if isinstance(criteria, list):
         values["rubric"] = [_criterion(one, f"criterion {place}") for place, one in enumerate(criteria, start=1)]
     if isinstance(values.get("query"), list):
         values |= _conversation(values["query"], is_judged="response" not in values)
-    if isinstance(ideal, Mapping) and isinstance(ideal.get("ideal_completion"), str):
-        values.setdefault("ground_truth", ideal["ideal_completion"])
+    if isinstance(ideal, str):
+        values.setdefault("ground_truth", ideal)
     yield from _by_system(values, criteria) if isinstance(criteria, list) else [values]
 
 
@@ -76,19 +75,15 @@ def _criterion(value: Any, where: str) -> Any:
         return value
     known = (*_TEXT, *_POINTS, *_COUNTS)
     numbers = [name for name, one in value.items() if name not in known and _NUMBER.fullmatch(str(one))]
-    if numbers and all(finite(value.get(name)) is None for name in _POINTS):
+    if numbers and first_of(value, _POINTS) is None:
         raise RowError(f"{where} has no weight, but `{numbers[0]}`; rename it to `weight` or `points`")
-    points, tags = value.get("criterion_weight"), _first(value, _TAGS)
+    points, tags = value.get("criterion_weight"), first_of(value, _TAGS)
     axes = [tag.removeprefix(_AXIS) for tag in tags or () if isinstance(tag, str) and tag.startswith(_AXIS)]
     found = {name: value[name] for name in ("id", "levels", "labels", *WEIGHTS) if name in value}
     if points is not None:
         found["points"] = _WORDS.get(points, points) if isinstance(points, str) else points
-    dimension = _first(value, _DIMENSION) or next(iter(axes), None)
-    return {**found, "text": _first(value, _TEXT), "dimension": dimension, "tags": tags}
-
-
-def _first(value: Mapping[str, Any], names: Sequence[str]) -> Any:
-    return next((value[name] for name in names if finite(value.get(name)) is not None), None)
+    dimension = first_of(value, _DIMENSION) or next(iter(axes), None)
+    return {**found, "text": first_of(value, _TEXT), "dimension": dimension, "tags": tags}
 
 
 def _by_system(values: Mapping[str, Any], criteria: Sequence[Any]) -> Iterator[dict[str, Any]]:
@@ -100,7 +95,7 @@ def _by_system(values: Mapping[str, Any], criteria: Sequence[Any]) -> Iterator[d
         return
     for name, response in responses.items():
         system = name.removesuffix(_OF_SYSTEM)
-        labels = [one.get(f"{system}{_LABEL}") if isinstance(one, Mapping) else None for one in criteria]
+        labels = [object_of(one).get(f"{system}{_LABEL}") for one in criteria]
         rubric = [
             {**one, "labels": label} if isinstance(one, dict) else one
             for one, label in zip(values["rubric"], labels, strict=True)
@@ -124,7 +119,7 @@ def _conversation(messages: Sequence[Any], *, is_judged: bool) -> dict[str, str 
     is_judged: True if a last message of the assistant is the response.
     """
     texts = [find_text(one, ASKED, ()) for one in messages]
-    roles = [one.get("role") if isinstance(one, Mapping) else None for one in messages]
+    roles = [object_of(one).get("role") for one in messages]
     last = {"response": texts.pop()} if is_judged and len(texts) > 1 and roles[-1] == "assistant" else {}
     if len(texts) < 2:
         return {"query": next(iter(texts), None), **last}
@@ -144,7 +139,13 @@ def deepresearch_bench(row: Values, _: int) -> Iterator[Values]:
         raise RowError("`criterions` and `dimension_weight` need one entry per dimension; correct them")
     try:
         values["rubric"] = [
-            {**_explained(one), "points": weights[name] * one["weight"] / total, "dimension": name, "levels": GRADES}
+            {
+                # With its explanation, as its judge sees both
+                "text": ": ".join(str(one[part]) for part in ("criterion", "explanation") if one.get(part)),
+                "points": weights[name] * one["weight"] / total,
+                "dimension": name,
+                "levels": GRADES,
+            }
             for name, own in criteria.items()
             for total in [sum(one["weight"] for one in own)]
             for one in own
@@ -152,11 +153,6 @@ def deepresearch_bench(row: Values, _: int) -> Iterator[Values]:
     except (KeyError, TypeError, ZeroDivisionError):
         raise RowError("a criterion or a dimension has no weight; correct it") from None
     yield values
-
-
-def _explained(value: Mapping[str, Any]) -> Criterion:
-    """Return the text of a criterion with its explanation, as its judge sees both."""
-    return {"text": ": ".join(str(value[name]) for name in ("criterion", "explanation") if value.get(name))}
 
 
 def deepresearch_articles(row: Values, _: int) -> Iterator[Values]:
@@ -168,13 +164,11 @@ def deepresearch_articles(row: Values, _: int) -> Iterator[Values]:
     pages, extracted = opened(values.pop("citations_deduped", None)), values.pop("citations", None)
     if isinstance(pages, Mapping):
         texts = {url: one.get("url_content") for url, one in pages.items() if isinstance(one, Mapping)}
-        values["contexts"] = [{"id": url, "text": text} for url, text in texts.items() if _is_page(text)]
+        pages = {url: text for url, text in texts.items() if isinstance(text, str) and text.strip()}
+        # FACT could not scrape some pages
+        scraped = {url: text for url, text in pages.items() if not text.startswith("scrape failed:")}
+        values["contexts"] = [{"id": url, "text": text} for url, text in scraped.items()]
     yield {**values, **({} if extracted is None else {"extracted": extracted})}
-
-
-def _is_page(text: Any) -> bool:
-    """Return False for a page that FACT could not scrape."""
-    return isinstance(text, str) and bool(text.strip()) and not text.startswith("scrape failed:")
 
 
 def deepresearch_bench_2(row: Values, _: int) -> Iterator[Values]:
@@ -184,15 +178,15 @@ def deepresearch_bench_2(row: Values, _: int) -> Iterator[Values]:
     The prompt names them too.
     """
     values = _named(row, DEEPRESEARCH)
-    content = opened(values.pop("content"))
-    groups = content.get("rubric") if isinstance(content, Mapping) else None
+    content = object_of(opened(values.pop("content")))
+    groups = content.get("rubric")
     if not isinstance(groups, Mapping) or not all(isinstance(own, list) for own in groups.values()):
         raise RowError("`content` needs a rubric with one list per dimension; correct it")
     values["rubric"] = [
         {"text": text, "points": 1, "dimension": name, "tags": []} for name, own in groups.items() for text in own
     ]
     blocked = content.get("blocked")
-    urls = blocked.get("urls") if isinstance(blocked, Mapping) else None
+    urls = object_of(blocked).get("urls")
     yield {**values, "blocked": blocked, **({"blocked_sources": urls} if urls else {})}
 
 
@@ -202,9 +196,8 @@ def scholarqa_cs(row: Values, _: int) -> Iterator[Values]:
     The measures of length, expertise, citations and excerpts are no criteria of an annotator, and are left out.
     """
     values = _named(row, SCHOLARQA)
-    config = opened(values.pop("metric_config"))
-    config = config.get("config") if isinstance(config, Mapping) else None
-    own = config.get("other_properties") if isinstance(config, Mapping) else None
+    config = object_of(opened(values.pop("metric_config"))).get("config")
+    own = object_of(config).get("other_properties")
     if not isinstance(own, list) or not all(isinstance(one, Mapping) for one in own):
         raise RowError("`metric_config` needs a config with other_properties; correct it")
     values["rubric"] = [

@@ -12,23 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from untold.udfs.samples import file_records
 from untold.udfs.samples.conversion import CONTEXT_NAMES, SEGMENTS, is_python_list, read_python_list
-from untold.udfs.samples.file_records import (
-    READERS,
-    ROWS_PER_BATCH,
-    FileRecord,
-    RowError,
-    Unit,
-    UnreadableFileError,
-    converted,
-    csv_header,
-    json_kind,
-    records_of,
-)
+from untold.udfs.samples.file_records import READERS, FileRecord, RowError, Unit, UnreadableFileError, converted
 from untold.udfs.samples.files import open_file
-from untold.udfs.samples.values import finite, load_json, text_of
+from untold.udfs.samples.values import finite, json_or, text_of
 
-FILES = "*.*json*"
 Values = Mapping[str, Any]
 
 # The names of texts in applications, the most probable first
@@ -71,10 +60,7 @@ def opened(value: Any) -> Any:
     """
     if not isinstance(value, str) or not value.lstrip().startswith(("{", "[", '"')):
         return value
-    try:
-        return load_json(value)
-    except (ValueError, RecursionError):
-        return value
+    return json_or(value, value)
 
 
 def find_text(value: Any, names: Sequence[str], roles: Sequence[str]) -> str | None:
@@ -126,7 +112,7 @@ def documents_in(value: Any) -> list[dict[str, Any]]:
 
 def read_traces(spans_of: Callable[[Values], Iterable[Span]], unit: Unit) -> Iterator[FileRecord]:
     """Yield the traces of a file as samples, in the order of their first spans. Other rows are problems."""
-    given = replace(unit, kind=json_kind(unit.path, unit.encoding))
+    given = replace(unit, kind=file_records.json_kind(unit.path, unit.encoding))
     records: list[FileRecord] = []
     traces: dict[str, _Trace] = {}
     for record in READERS[given.kind](given):
@@ -168,10 +154,14 @@ class _Trace:
             return [FileRecord(problem="a trace without its first span", raw=name, row=self.row)]
         inputs, outputs = opened(self.first.inputs), opened(self.first.outputs)
         contexts = list(self.found.values()) or _named(outputs) or _named(inputs)
+        names = [str(one["id"]) for one in contexts if one["id"] is not None]
+        if len(set(names)) < len(names):
+            # Two share an id, so positions number them
+            contexts = [{**one, "id": None} for one in contexts]
         found = {
             "query": find_text(inputs, ASKED, ASKING),
             "response": find_text(outputs, ANSWERED, ANSWERING),
-            "contexts": _with_distinct_ids(contexts) or None,
+            "contexts": contexts or None,
             "references": self.references,
         }
         stated = {column: value for column, value in found.items() if value is not None}
@@ -184,12 +174,6 @@ def _named(value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, Mapping):
         return []
     return next((found for name in NAMED if name in value and (found := documents_in(value[name]))), [])
-
-
-def _with_distinct_ids(contexts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the contexts, without ids if two share one, so that positions number them."""
-    names = [str(one["id"]) for one in contexts if one["id"] is not None]
-    return contexts if len(set(names)) == len(names) else [{**one, "id": None} for one in contexts]
 
 
 def _fields(side: str, value: Any, stated: Values) -> dict[str, Any]:
@@ -223,12 +207,12 @@ def langsmith(values: Values) -> Iterator[Span]:
         more=_carried(values, "name", "session_name", "start_time", "tags"),
     )
     for child in values.get("child_runs") or []:
-        yield from langsmith({"trace_id": trace, "parent_run_id": trace, "run_type": None, **_object(child)})
+        yield from langsmith({"trace_id": trace, "parent_run_id": trace, "run_type": None, **object_of(child)})
 
 
 def langfuse(values: Values) -> Iterator[Span]:
     """Yield traces with or without their observations, or observations, exported from Langfuse by any method."""
-    trace = _object(values.get("trace")) if isinstance(values.get("trace"), Mapping) else values
+    trace = values["trace"] if isinstance(values.get("trace"), Mapping) else values
     of = trace.get("traceId") or trace.get("trace_id")
     name = str(of or trace.get("id"))
     above = trace.get("parentObservationId") or trace.get("parent_observation_id")
@@ -250,7 +234,7 @@ def langfuse(values: Values) -> Iterator[Span]:
 
 def phoenix(values: Values) -> Iterator[Span]:
     """Yield a span of OpenInference, from a row of Phoenix's data frame of spans or from its client."""
-    context = _object(values.get("context"))
+    context = object_of(values.get("context"))
     found = _attribute(values, "retrieval.documents")
     retrieves = str(values.get("span_kind") or _attribute(values, "openinference.span.kind")).upper() == "RETRIEVER"
     yield Span(
@@ -267,7 +251,7 @@ def _attribute(values: Values, name: str) -> Any:
     """Return an attribute of a span: from its column, or from the object `attributes`, nested or by its full name."""
     attributes = {
         key.removeprefix("attributes."): one for key, one in values.items() if key.startswith("attributes.")
-    } or _object(opened(values.get("attributes")))
+    } or object_of(opened(values.get("attributes")))
     if name in attributes:
         return attributes[name]
     # A list in the format of the protocol: retrieval.documents.0.document.content
@@ -285,12 +269,12 @@ def _attribute(values: Values, name: str) -> Any:
 
 def mlflow(values: Values) -> Iterator[Span]:
     """Yield a trace as MLflow writes it (`Trace.to_json`), or from a row of `mlflow.search_traces`."""
-    whole = _object(opened(values.get("trace"))) or values
-    info, data = _object(whole.get("info")), _object(whole.get("data"))
+    whole = object_of(opened(values.get("trace"))) or values
+    info, data = object_of(whole.get("info")), object_of(whole.get("data"))
     name = str(info.get("trace_id") or info.get("request_id") or values.get("trace_id") or values.get("request_id"))
     for one in data.get("spans") or opened(values.get("spans")) or []:
-        span = _object(one)
-        attributes = {key: opened(value) for key, value in _object(span.get("attributes")).items()}
+        span = object_of(one)
+        attributes = {key: opened(value) for key, value in object_of(span.get("attributes")).items()}
         outputs = attributes.get("mlflow.spanOutputs", span.get("outputs"))
         retrieves = attributes.get("mlflow.spanType", span.get("span_type")) == "RETRIEVER"
         yield Span(
@@ -307,8 +291,8 @@ def mlflow(values: Values) -> Iterator[Span]:
 
 def openai_evals(values: Values) -> Iterator[Span]:
     """Yield events of a log of OpenAI's evals, output items of its Evals API, or rows of a data set (input, ideal)."""
-    data = _object(values.get("data"))
-    item = _object(values.get("datasource_item") or values.get("item"))
+    data = object_of(values.get("data"))
+    item = object_of(values.get("datasource_item") or values.get("item"))
     match values.get("type"):
         case "sampling":
             yield Span(
@@ -322,7 +306,7 @@ def openai_evals(values: Values) -> Iterator[Span]:
             ideal = _ideal(data.get("expected") or data.get("ideal"))
             yield Span(trace=str(values.get("sample_id")), references=ideal)
         case _ if item:
-            answered = _object(values.get("sample"))
+            answered = object_of(values.get("sample"))
             known = values.get("id") or values.get("datasource_item_id")
             yield Span(
                 trace=str(known or text_of(values)),
@@ -343,7 +327,8 @@ def _ideal(value: Any) -> Any:
     return value[0] if isinstance(value, list) and value else value
 
 
-def _object(value: Any) -> Values:
+def object_of(value: Any) -> Values:
+    """Return a value that is an object, and an empty object for any other value."""
     return value if isinstance(value, Mapping) else {}
 
 
@@ -352,7 +337,7 @@ def _carried(values: Values, *names: str) -> dict[str, Any]:
 
 
 Names = Mapping[str, Sequence[str]]
-ARROW = "*.arrow"
+"""The names that columns may have in a file. The first match counts: `{"text": ("text", "contents")}`."""
 # The tools' names by our names. The first that a row has counts. The second names are from ragas before version 0.2
 RAGAS: Names = {
     "query": ("user_input", "question"),
@@ -393,15 +378,10 @@ DOCUMENT_ID = re.compile(r"(?=\S*\d)\S+")
 
 def under_our_names(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
     """Rename the columns of a row to our names. Null columns are skipped."""
-    theirs = {
-        ours: next((name for name in many if finite(values.get(name)) is not None), None)
-        for ours, many in names.items()
-    }
-    taken = {name for name in theirs.values() if name is not None}
-    return {
-        **{name: value for name, value in values.items() if name not in taken},
-        **{ours: values[name] for ours, name in theirs.items() if name is not None},
-    }
+    stated = {ours: [name for name in many if finite(values.get(name)) is not None] for ours, many in names.items()}
+    theirs = {ours: many[0] for ours, many in stated.items() if many}
+    rest = {name: value for name, value in values.items() if name not in theirs.values()}
+    return {**rest, **{ours: values[name] for ours, name in theirs.items()}}
 
 
 def ragas(row: Values, _: int) -> Iterator[Values]:
@@ -423,10 +403,8 @@ def ragas(row: Values, _: int) -> Iterator[Values]:
 
 def _list_of_python(value: Any) -> Any:
     """Return the list in a cell of ragas' CSV, or any other value unchanged."""
-    if not isinstance(value, str) or not is_python_list(value):
-        return value
     with suppress(ValueError):
-        return read_python_list(value)
+        return read_python_list(value) if isinstance(value, str) and is_python_list(value) else value
     return value
 
 
@@ -435,17 +413,13 @@ def trec_rag(row: Values, _: int) -> Iterator[Values]:
 
     References that are only ids become the column `segment_ids`, and the sample has no contexts.
     """
-    metadata = row.get("metadata")
-    values = under_our_names({**(metadata if isinstance(metadata, Mapping) else {}), **row, "metadata": None}, TREC_RAG)
+    values = under_our_names({**object_of(row.get("metadata")), **row, "metadata": None}, TREC_RAG)
     asked = values.get("query")
     if isinstance(asked, Mapping):
         values |= {"query": asked.get("text"), "query_id": asked.get("qid")}
     found = values.pop("contexts", None)
-    texts = (
-        [one for one in found if not (isinstance(one, str) and DOCUMENT_ID.fullmatch(one))]
-        if isinstance(found, list)
-        else []
-    )
+    listed = found if isinstance(found, list) else []
+    texts = [one for one in listed if not (isinstance(one, str) and DOCUMENT_ID.fullmatch(one))]
     if texts:
         values["contexts"] = [one for text in texts for one in _segments(text)]
     elif found:
@@ -460,7 +434,7 @@ def trec_rag_answers(row: Values, number: int) -> Iterator[Values]:
 
 def _segments(candidate: Any) -> list[dict[str, Any]]:
     """Return a candidate as contexts. The ranked lists of the track have the id next to the segment."""
-    named = candidate.get("docid") if isinstance(candidate, Mapping) else None
+    named = object_of(candidate).get("docid")
     inner = candidate.get("doc", candidate) if isinstance(candidate, Mapping) else candidate
     return [{**one, "id": named or one["id"]} for one in documents_in(inner)]
 
@@ -477,7 +451,8 @@ def read_open_rag_eval(unit: Unit) -> Iterator[FileRecord]:
     The numbers of passages, such as [1], are the ids of contexts. Other rows are problems.
     """
     samples: dict[tuple[Any, Any], tuple[int, dict[str, Any]]] = {}
-    for record in READERS["csv"](replace(unit, kind="csv", delimiter=unit.delimiter or csv_header(unit.path)[1])):
+    delimiter = unit.delimiter or file_records.csv_header(unit.path)[1]
+    for record in READERS["csv"](replace(unit, kind="csv", delimiter=delimiter)):
         if record.problem:
             yield record
             continue
@@ -521,5 +496,5 @@ def read_arrow(unit: Unit) -> Iterator[FileRecord]:
             raise UnreadableFileError("is not an Arrow stream. Give a folder of Dataset.save_to_disk") from None
         rows = count(1)
         for batch in batches:
-            for start in range(0, batch.num_rows, ROWS_PER_BATCH):
-                yield from records_of(batch.slice(start, ROWS_PER_BATCH), rows)
+            for start in range(0, batch.num_rows, file_records.ROWS_PER_BATCH):
+                yield from file_records.records_of(batch.slice(start, file_records.ROWS_PER_BATCH), rows)

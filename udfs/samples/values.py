@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, date, datetime, time
 from typing import Any
@@ -78,6 +78,11 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def first_of(values: Mapping[str, Any], names: Iterable[str]) -> Any:
+    """Return the value under the first of the names that is neither missing nor NaN, None without one."""
+    return next((values[name] for name in names if finite(values.get(name)) is not None), None)
+
+
 def id_of(value: Any) -> str | None:
     """Return an id as text. 16 bytes that are not text become a UUID, and others hexadecimal digits.
 
@@ -118,6 +123,14 @@ def load_json(text: str) -> Any:
     {'id': 2}
     """
     return check_nesting(json.loads(text), text)
+
+
+def json_or(text: str, default: Any) -> Any:
+    """Return JSON as `load_json`, or the default for a text that is not JSON or too deeply nested."""
+    try:
+        return load_json(text)
+    except (ValueError, RecursionError):
+        return default
 
 
 def check_nesting(value: Any, text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from untold.udfs.errors import Refused as Refused
@@ -15,59 +16,31 @@ if TYPE_CHECKING:
 GROUP = "untold.stages"
 """The entry points by which other packages add stages: workers and actors know a stage by its name."""
 
+# The stages of each module. A stage is the constant with its name in capitals
+_MODULES = (
+    ("e2e", ("summarise_context", "evaluate_coverage", "list_conflicts", "cover_sides")),
+    ("nli", ("extract_atoms", "revise_atoms", "rate_relevance", "classify_relation", "classify_relations")),
+    ("nli", ("check_claims",)),
+    ("qa", ("mine_questions", "refine_questions", "answer_questions", "compare_answers", "compare_many")),
+    ("importance", ("extract_claims", "generate_aspects", "align_claims", "extract_facts")),
+    ("importance", ("extract_verifiable_claims", "rate_importance", "verify_claim", "check_coverage")),
+    ("longrecall", ("resolve_coreference", "match_one", "match_many", "match_holistic")),
+    ("nuggets", ("create_nuggets", "rate_nuggets", "assign_nuggets")),
+    ("nuggets", ("judge_criteria", "judge_support", "judge_relevancy")),
+    ("e2e", ("generate_answer", "restate_answer")),
+)
+_OF_LOOKUPS = (("lookups", ("embed_text", "web_search", "classify_entailment")),)
+
+
+def _places(modules: Sequence[tuple[str, Sequence[str]]]) -> dict[str, str]:
+    return {name: f"untold.udfs.stages.{module}:{name.upper()}" for module, names in modules for name in names}
+
+
 # Loaded when they are looked up: settings and the command line want the names alone, and parsers, which compile some
 # hundred patterns, and pyarrow take a third of a second of CPU
-STAGES: Registry[StageDefinition] = Registry(
-    (),
-    GROUP,
-    places={
-        "summarise_context": "untold.udfs.stages.e2e:SUMMARISE_CONTEXT",
-        "evaluate_coverage": "untold.udfs.stages.e2e:EVALUATE_COVERAGE",
-        "list_conflicts": "untold.udfs.stages.e2e:LIST_CONFLICTS",
-        "cover_sides": "untold.udfs.stages.e2e:COVER_SIDES",
-        "extract_atoms": "untold.udfs.stages.nli:EXTRACT_ATOMS",
-        "revise_atoms": "untold.udfs.stages.nli:REVISE_ATOMS",
-        "rate_relevance": "untold.udfs.stages.nli:RATE_RELEVANCE",
-        "classify_relation": "untold.udfs.stages.nli:CLASSIFY_RELATION",
-        "classify_relations": "untold.udfs.stages.nli:CLASSIFY_RELATIONS",
-        "check_claims": "untold.udfs.stages.nli:CHECK_CLAIMS",
-        "mine_questions": "untold.udfs.stages.qa:MINE_QUESTIONS",
-        "refine_questions": "untold.udfs.stages.qa:REFINE_QUESTIONS",
-        "answer_questions": "untold.udfs.stages.qa:ANSWER_QUESTIONS",
-        "compare_answers": "untold.udfs.stages.qa:COMPARE_ANSWERS",
-        "compare_many": "untold.udfs.stages.qa:COMPARE_MANY",
-        "extract_claims": "untold.udfs.stages.importance:EXTRACT_CLAIMS",
-        "generate_aspects": "untold.udfs.stages.importance:GENERATE_ASPECTS",
-        "align_claims": "untold.udfs.stages.importance:ALIGN_CLAIMS",
-        "extract_facts": "untold.udfs.stages.importance:EXTRACT_FACTS",
-        "extract_verifiable_claims": "untold.udfs.stages.importance:EXTRACT_VERIFIABLE_CLAIMS",
-        "rate_importance": "untold.udfs.stages.importance:RATE_IMPORTANCE",
-        "verify_claim": "untold.udfs.stages.importance:VERIFY_CLAIM",
-        "check_coverage": "untold.udfs.stages.importance:CHECK_COVERAGE",
-        "resolve_coreference": "untold.udfs.stages.longrecall:RESOLVE_COREFERENCE",
-        "match_one": "untold.udfs.stages.longrecall:MATCH_ONE",
-        "match_many": "untold.udfs.stages.longrecall:MATCH_MANY",
-        "match_holistic": "untold.udfs.stages.longrecall:MATCH_HOLISTIC",
-        "create_nuggets": "untold.udfs.stages.nuggets:CREATE_NUGGETS",
-        "rate_nuggets": "untold.udfs.stages.nuggets:RATE_NUGGETS",
-        "assign_nuggets": "untold.udfs.stages.nuggets:ASSIGN_NUGGETS",
-        "judge_criteria": "untold.udfs.stages.nuggets:JUDGE_CRITERIA",
-        "judge_support": "untold.udfs.stages.nuggets:JUDGE_SUPPORT",
-        "judge_relevancy": "untold.udfs.stages.nuggets:JUDGE_RELEVANCY",
-        "generate_answer": "untold.udfs.stages.e2e:GENERATE_ANSWER",
-        "restate_answer": "untold.udfs.stages.e2e:RESTATE_ANSWER",
-    },
-)
+STAGES: Registry[StageDefinition] = Registry((), GROUP, places=_places(_MODULES))
 
-LOOKUPS: Registry[StageDefinition] = Registry(
-    (),
-    "untold.lookups",
-    places={
-        "embed_text": "untold.udfs.stages.lookups:EMBED_TEXT",
-        "web_search": "untold.udfs.stages.lookups:WEB_SEARCH",
-        "classify_entailment": "untold.udfs.stages.lookups:CLASSIFY_ENTAILMENT",
-    },
-)
+LOOKUPS: Registry[StageDefinition] = Registry((), "untold.lookups", places=_places(_OF_LOOKUPS))
 """Stages that ask no language model, and so have no template and no decoding of `stages.*`."""
 
 MASKS: Registry[Mask] = Registry((), "untold.masks")

@@ -5,25 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any
 
-from untold.udfs.stages.definitions import Refused, Unparsable
+from untold.udfs.ratings import Digit, leaves, with_leaves
+from untold.udfs.stages import reading
+from untold.udfs.stages.definitions import Parser, Refused, Unparsable
 from untold.udfs.stages.forms import field_key, find_records, get_field, undecorated
-from untold.udfs.stages.non_answers import is_refusal
-from untold.udfs.stages.reading import (
-    first_turn,
-    is_fence,
-    is_rule,
-    letters,
-    moved,
-    next_turn,
-    split_marker,
-    texts_of,
-    unfenced,
-    without_echoes,
-)
+from untold.udfs.stages.non_answers import is_refusal, texts_of
 
 _GREETING = r"(?:sure|certainly|of course|okay|ok|absolutely|great question)(?: thing)?"
 _NAMES = (
@@ -57,11 +48,11 @@ def read_text(text: str, names: Sequence[str], own: str = "") -> Any:
     own: the texts that the completion may repeat, notes and labels included. Raises `Unparsable` for an object that
     begins with such a field and cannot be read, and for several objects that differ.
     """
-    text = unframed(unfenced(text), own)
+    text = unframed(reading.unfenced(text), own)
     for opening in (_INTRODUCTION, _INTRODUCTION, _LABEL, _INTRODUCTION, _LABEL):
         found = opening.match(text)
         if found and not (own and found[0].strip(" :*").casefold() in own.casefold()):
-            text = unframed(unfenced(text[found.end() :]), own)
+            text = unframed(reading.unfenced(text[found.end() :]), own)
     first = _FIRST_FIELD.match(text)
     if first is None or field_key(first["name"]) not in names:
         return text
@@ -76,7 +67,7 @@ def unframed(text: str, own: str = "") -> str:
     lines = text.split("\n")
     for place in range(2, len(lines)):
         found = None if lines[place - 1].strip() else _AFTERWORD.match(lines[place])
-        if found and letters(found[0]) not in letters(own):
+        if found and reading.letters(found[0]) not in reading.letters(own):
             lines = lines[:place]
             break
     while lines and _is_blank(lines[-1]):
@@ -86,18 +77,15 @@ def unframed(text: str, own: str = "") -> str:
 
 
 def _is_blank(line: str) -> bool:
-    return is_rule(line) or not any(sign.isascii() or sign.isalnum() for sign in "".join(line.split()))
+    return reading.is_rule(line) or not any(sign.isascii() or sign.isalnum() for sign in "".join(line.split()))
 
 
 def unbulleted(text: str) -> str:
     """Return the text without a quotation mark, a bullet and surrounding emphasis."""
     text = undecorated(text.removeprefix("> "))
-    row = split_marker(text)
+    row = reading.split_marker(text)
     return undecorated(row.text) if row.marked and "\n" not in text and text[:1] in "-*+•" else text
 
-
-Row = TypeVar("Row", bound=Mapping[str, Any])
-Read = Callable[[str, Mapping[str, Any]], Row]
 
 # `Wait, ...` begins a line that takes back the answer above; `Final:` is a label, alone or before the answer
 _CORRECTION = re.compile(
@@ -136,7 +124,7 @@ _WRAPPER = re.compile(
 _MARKUP = re.compile(r"\{\s{0,9}\\{0,3}\"\w{1,40}\\{0,3}\"\s?:|\A\w{1,20} = [\"\[{]")
 
 
-def reader(read: Read[Row], *, is_text: bool = False, may_be_code: bool = False, reasons: bool = False) -> Read[Row]:
+def reader(read: Parser, *, is_text: bool = False, may_be_code: bool = False, reasons: bool = False) -> Parser:
     """Return the parser of a stage. It calls `read` with the answer of a completion, and corrects digit positions.
 
     is_text: the answer is free text, which may contain `Actually, ...`. may_be_code: the answer may contain JSON.
@@ -145,13 +133,10 @@ def reader(read: Read[Row], *, is_text: bool = False, may_be_code: bool = False,
     """
 
     @wraps(read)
-    def parse(completion: str, variables: Mapping[str, Any]) -> Row:
+    def parse(completion: str, variables: Mapping[str, Any]) -> Mapping[str, Any]:
         own = list(texts_of(variables.values()))
-        return read_answer(completion, variables, own)
-
-    def read_answer(completion: str, variables: Mapping[str, Any], own: Sequence[str]) -> Row:
-        text = first_turn(completion, own)
-        text, place_of = without_echoes(text[: next_turn(text, variables)], own)
+        text = reading.first_turn(completion, own)
+        text, place_of = reading.without_echoes(text[: reading.next_turn(text, variables)], own)
         if is_refusal(text, own):
             raise Refused("the model declined the task")
         if not text.strip():
@@ -163,17 +148,25 @@ def reader(read: Read[Row], *, is_text: bool = False, may_be_code: bool = False,
             raise Unparsable("a call of a tool in place of an answer")
         unquoted = _unquoted(text)
         row = _read_final(unquoted, variables, read_without_thoughts, is_text=is_text)
-        if not may_be_code and any(map(_MARKUP.search, _texts_in(dict(row)))) and not any(map(_MARKUP.search, own)):
+        texts = [leaf for leaf in leaves(row) if isinstance(leaf, str)]
+        if not may_be_code and any(map(_MARKUP.search, texts)) and not any(map(_MARKUP.search, own)):
             raise Unparsable("markup in place of a text")
-        last = [line for line in text.split("\n") if line.strip() and not is_fence(line)][-1:]
+        last = [line for line in text.split("\n") if line.strip() and not reading.is_fence(line)][-1:]
         is_list = not is_text and any(isinstance(value, list) for value in row.values())
-        if is_list and any(map(_GOES_ON.fullmatch, [*last, *_texts_in(row)])):
+        if is_list and any(map(_GOES_ON.fullmatch, [*last, *texts])):
             raise Unparsable("an incomplete list")
-        # The digits of a quoted JSON string have other positions in the completion
-        position_of = place_of if unquoted == text else lambda _: -1
-        return cast("Row", {name: moved(value, position_of) for name, value in row.items()})
 
-    def read_without_thoughts(text: str, variables: Mapping[str, Any]) -> Row:
+        def moved(leaf: Any) -> Any:
+            """Return a digit with its position in the whole completion. An unknown position stays -1."""
+            if not isinstance(leaf, Digit) or leaf.offset < 0:
+                return leaf
+            # The digits of a quoted JSON string have other positions in the completion
+            return replace(leaf, offset=place_of(leaf.offset) if unquoted == text else -1)
+
+        moved_row: Mapping[str, Any] = with_leaves(row, moved)
+        return moved_row
+
+    def read_without_thoughts(text: str, variables: Mapping[str, Any]) -> Mapping[str, Any]:
         if not reasons and _ALOUD.match(text.lstrip()):
             raise Unparsable("thoughts in place of an answer")
         return read(text, variables)
@@ -181,18 +174,9 @@ def reader(read: Read[Row], *, is_text: bool = False, may_be_code: bool = False,
     return parse
 
 
-def _texts_in(value: Any) -> Iterator[str]:
-    """Yield the texts that a value holds, at any depth."""
-    if isinstance(value, str):
-        yield value
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    for each in inner:
-        yield from _texts_in(each)
-
-
 def _unquoted(text: str) -> str:
     """Return the value of a text that is one JSON string, or the text."""
-    bare = unfenced(text)
+    bare = reading.unfenced(text)
     if not bare.startswith('"') or not bare.endswith('"') or "\\" not in bare:
         return text
     try:
@@ -202,7 +186,7 @@ def _unquoted(text: str) -> str:
     return inner if isinstance(inner, str) else text
 
 
-def _read_final(text: str, variables: Mapping[str, Any], read: Read[Row], *, is_text: bool) -> Row:
+def _read_final(text: str, variables: Mapping[str, Any], read: Parser, *, is_text: bool) -> Mapping[str, Any]:
     """Read the part behind the last correction. Raises `Unparsable` if the correction adds to a list."""
     if is_text:
         return read(text, variables)

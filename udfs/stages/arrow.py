@@ -17,7 +17,7 @@ from untold.udfs.llm.keys import CLASSIFYING, Stage
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.llm.text_models import pair_texts
 from untold.udfs.llm.usage import estimate_tokens
-from untold.udfs.ratings import weigh
+from untold.udfs.ratings import leaves, weigh, with_leaves
 from untold.udfs.retrieval.embedding import embedding_inputs, normalised
 from untold.udfs.stages import MASKS, definition_of
 from untold.udfs.stages import UNASKED as UNASKED
@@ -50,38 +50,21 @@ class MaskError(UserError):
 
 def mask_columns(batches: Iterator[pa.RecordBatch], stage: Stage, names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     """Yield the batches with the masked texts of these columns, at any depth. Raises MaskError."""
+    mask = stage.mask[0] if stage.mask else ""
     for batch in batches:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         found = {name: columns[name].to_pylist() for name in names}
-        texts = list(dict.fromkeys(_texts_in(list(found.values()))))
-        masked = dict(zip(texts, _masked(texts, stage), strict=True))
-        columns |= {name: pa.array(_replaced(values, masked), columns[name].type) for name, values in found.items()}
+        texts = list(dict.fromkeys(leaf for leaf in leaves(found) if isinstance(leaf, str)))
+        masked = list(MASKS[mask].function(texts)) if texts else []
+        if len(masked) != len(texts) or not all(isinstance(one, str) for one in masked):
+            raise MaskError(f"llm.mask: {mask} does not return one text for each of {len(texts):,} texts")
+        replaced = with_leaves(found, partial(_masked, dict(zip(texts, masked, strict=True))))
+        columns |= {name: pa.array(values, columns[name].type) for name, values in replaced.items()}
         yield pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
 
 
-def _masked(texts: list[str], stage: Stage) -> list[str]:
-    name = stage.mask[0] if stage.mask else ""
-    masked = list(MASKS[name].function(texts)) if texts else []
-    if len(masked) != len(texts) or not all(isinstance(one, str) for one in masked):
-        raise MaskError(f"llm.mask: {name} does not return one text for each of {len(texts):,} texts")
-    return masked
-
-
-def _texts_in(value: Any) -> Iterator[str]:
-    """Yield the texts in a value of Arrow."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts_in(one)
-
-
-def _replaced(value: Any, masked: Mapping[str, str]) -> Any:
-    if isinstance(value, str):
-        return masked[value]
-    if isinstance(value, Mapping):
-        return {name: _replaced(one, masked) for name, one in value.items()}
-    return [_replaced(one, masked) for one in value] if isinstance(value, list) else value
+def _masked(masked: Mapping[str, str], leaf: Any) -> Any:
+    return masked[leaf] if isinstance(leaf, str) else leaf
 
 
 def make_parser(stage: Stage, keys: tuple[str, ...]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -229,22 +212,20 @@ def measure_prompts(batches: Iterator[pa.RecordBatch], stage: Stage) -> Iterator
 
 def _measuring(stage: Stage) -> Callable[[Sequence[Mapping[str, Any]]], Sequence[int]]:
     """Return the function from the variables of requests to the estimated tokens of their prompts."""
+
+    def measure_lookups(rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
+        texts = embedding_inputs(stage, rows) if stage.api == "embeddings" else []
+        texts = pair_texts(stage, rows) if stage.api in CLASSIFYING else texts
+        return [estimate_tokens(len(text.encode("utf-8"))) for text in texts] or [0] * len(rows)
+
+    def measure(row: Mapping[str, Any]) -> int:
+        try:
+            return estimate_tokens(characters(row))
+        except Exception:
+            # After an error of the template, the row has no call and no cost
+            return 0
+
     if not stage.has_prompt:
-        return partial(_measure_lookups, stage)
+        return measure_lookups
     characters = compile_prompt(stage.template, api=stage.api, name=stage.name).characters
-    return lambda rows: [_measure(characters, row) for row in rows]
-
-
-def _measure_lookups(stage: Stage, rows: Sequence[Mapping[str, Any]]) -> Sequence[int]:
-    texts = embedding_inputs(stage, rows) if stage.api == "embeddings" else []
-    texts = pair_texts(stage, rows) if stage.api in CLASSIFYING else texts
-    return [estimate_tokens(len(text.encode("utf-8"))) for text in texts] or [0] * len(rows)
-
-
-def _measure(characters: Any, row: Mapping[str, Any]) -> int:
-    """Return the estimated prompt tokens of one request."""
-    try:
-        return estimate_tokens(characters(row))
-    except Exception:
-        # After an error of the template, the row has no call and no cost
-        return 0
+    return lambda rows: list(map(measure, rows))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from untold.udfs.errors import Refused as Refused
 from untold.udfs.errors import Unparsable as Unparsable
 from untold.udfs.ratings import SCALE
-from untold.udfs.stages.non_answers import leaked_names, without_leaked
-from untold.udfs.stages.reading import first_turn, texts_of
+from untold.udfs.stages.non_answers import leaked_names, texts_of, without_leaked
+from untold.udfs.stages.reading import first_turn
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,18 +51,10 @@ class Mask:
 
 @dataclass(frozen=True)
 class LinearSize:
-    """A quantity of a request that grows with the tokens of its variables.
-
-    >>> LinearSize(3.0, slope=0.5).at(10.0)
-    8.0
-    """
+    """A quantity of a request that grows with the tokens of its variables: `base`, and `slope` for each token."""
 
     base: float = 0.0
     slope: float = 0.0
-
-    def at(self, tokens: float) -> float:
-        """Return the value for variables with this number of tokens."""
-        return self.base + self.slope * tokens
 
 
 @dataclass(frozen=True)
@@ -235,6 +227,29 @@ def lines_of(pattern: str, line: str, each: str = "one line for each:") -> Outpu
     return OutputFormat(f"{each} `{line}`", re.compile(rf"(?:{pattern})(?:\n+(?:{pattern}))*|None"))
 
 
+def numbered_labels(
+    variable: str,
+    labels: Sequence[str],
+    names: tuple[str, str, str] = ("labels", "number", "label"),
+    *,
+    one: str = "",
+    pattern: str = "",
+    has_reason: bool = False,
+) -> dict[str, Any]:
+    """Return the `schema` and the `form` of a label for each text of a variable, with a reason if `has_reason`.
+
+    names: the fields of the list, of the number of a text, and of its label. one: the name of a text, by default the
+    variable without its last letter. pattern: the pattern of a written label, by default one of `labels`.
+    """
+    many, number, label = names
+    reason: dict[str, Schema] = {"reason": TEXT} if has_reason else {}
+    item = record(**{number: number_of(variable), **reason, label: one_of(labels)})
+    line = rf"\d{{1,9}}: (?:{pattern or '|'.join(labels)})" + (r"(?: \| .+)?" if has_reason else "")
+    shown = f"n: {label} | reason" if has_reason else f"n: {label}"
+    form = lines_of(line, shown, f"one line for each {one or variable[:-1]}:")
+    return {"schema": record(**{many: listed(item)}), "form": form}
+
+
 def label_of(labels: Sequence[str]) -> OutputFormat:
     """Return the format of one of these labels without other text."""
     return OutputFormat(f"one of {', '.join(labels)}", re.compile("|".join(map(re.escape, labels))))
@@ -248,7 +263,11 @@ def filled(schema: Schema, variables: Mapping[str, Any]) -> dict[str, Any]:
     """
     variable = schema.get("enum")
     if isinstance(variable, str):
-        return {"type": "integer", **_numbers(len(variables.get(variable) or ()))}
+        count = len(variables.get(variable) or ())
+        # A range for too many numbers, and for none
+        few = 0 < count <= MOST_NUMBERS
+        numbers = {"enum": list(range(1, count + 1))} if few else {"minimum": 1, "maximum": max(count, 1)}
+        return {"type": "integer", **numbers}
     return {name: filled(value, variables) if isinstance(value, Mapping) else value for name, value in schema.items()}
 
 
@@ -262,17 +281,9 @@ def lists_in(schema: Schema) -> Iterator[str]:
             yield from lists_in(value)
 
 
-def _numbers(count: int) -> dict[str, Any]:
-    """Return the schema of the numbers from 1, as a range for too many numbers and for none."""
-    if 0 < count <= MOST_NUMBERS:
-        return {"enum": list(range(1, count + 1))}
-    return {"minimum": 1, "maximum": max(count, 1)}
-
-
 def without_reasoning(schema: Schema) -> Schema:
     """Return the schema for a model that reasons before its completion."""
-    fields = {name: field for name, field in schema["properties"].items() if name != REASONING}
-    return record(**fields)
+    return record(**{name: field for name, field in schema["properties"].items() if name != REASONING})
 
 
 def read_as(completion: str, schema: Schema | None, form: OutputFormat | None, variables: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from untold.udfs.facts.nodes import normalise
+from untold.udfs.stages import forms
 from untold.udfs.stages.answers import read_text, reader, unbulleted
 from untold.udfs.stages.definitions import (
     RECORDED,
@@ -28,37 +29,26 @@ from untold.udfs.stages.definitions import (
     lines_of,
     listed,
     number_of,
-    one_of,
+    numbered_labels,
     record,
 )
-from untold.udfs.stages.forms import (
-    JsonFound,
-    find_json,
-    find_records,
-    find_table,
-    get_field,
-    lines_with_places,
-    numbers_of_value,
-    says_nothing,
-    undecorated,
-)
 from untold.udfs.stages.labels import Vocabulary, read_numbered_labels
-from untold.udfs.stages.lists import balanced, item_text
+from untold.udfs.stages.lists import NUMBERS, balanced, item_text
 from untold.udfs.stages.non_answers import has_no_content, says_absent
-from untold.udfs.stages.reading import breaks_off, collapsed, is_drawing, split_marker, without_ticks
-
-SUMMARY_SCHEMA = pa.schema([pa.field("summary", pa.string())])
-STATEMENT_TYPE = pa.struct(
-    [pa.field("text", pa.string()), pa.field("covered", pa.bool_()), pa.field("sources", pa.list_(pa.int32()))]
+from untold.udfs.stages.reading import (
+    breaks_off,
+    collapsed,
+    introduces,
+    is_drawing,
+    split_marker,
+    without_start,
+    without_ticks,
 )
-COVERAGE_SCHEMA = pa.schema([pa.field("statements", pa.list_(STATEMENT_TYPE)), pa.field("dropped", pa.int64())])
+
 COVERED, UNCOVERED = "covered", "uncovered"
-SIDE = [("text", pa.string()), ("sources", pa.list_(pa.int32()))]
-CONFLICT_TYPE = pa.struct([(name, pa.struct(SIDE)) for name in ("first", "second")])
-CONFLICTS_SCHEMA = pa.schema([pa.field("conflicts", pa.list_(CONFLICT_TYPE)), pa.field("dropped", pa.int64())])
-SIDES_SCHEMA = pa.schema([pa.field("covered", pa.list_(pa.bool_()))])
-ANSWER_SCHEMA = pa.schema([pa.field("answer", pa.string())])
-RESTATED_SCHEMA = pa.schema([pa.field("statement", pa.string())])
+_STATEMENT_TYPE = pa.struct({"text": pa.string(), "covered": pa.bool_(), "sources": NUMBERS})
+_SIDE_TYPE = pa.struct({"text": pa.string(), "sources": NUMBERS})
+_CONFLICT_TYPE = pa.struct(dict.fromkeys(("first", "second"), _SIDE_TYPE))
 _QUOTES = ('""', "“”", "«»", "„“")
 
 _STATEMENT = record(statement=TEXT, sources=listed(number_of("contexts")))
@@ -88,12 +78,7 @@ _SIDES = Vocabulary(
     inputs=("statement", "statements"),
 )
 _NO_CONFLICT = re.compile(r"\W*(?:there are )?no (?:conflicts|contradictions)\W*", re.IGNORECASE)
-_SOURCES_OF = {
-    side: tuple(
-        f"{side}{name}" for name in ("sources", "source", "contexts", "context", "sourceids", "contextids", "ids")
-    )
-    for side in ("first", "second")
-}
+_SOURCES_OF_SIDE = ("sources", "source", "contexts", "context", "sourceids", "contextids", "ids")
 
 _HEADING = re.compile(
     r"^[^\w\n\[(<]{0,12}(?:\d[.)][ \t]?)?[^\w\n\[(<]{0,6}[\[(【<]?(?:(?:and )?here are )?(?:list of |the |fully )?"
@@ -102,7 +87,6 @@ _HEADING = re.compile(
     r"(?:\([^()\n]{1,60}\))?[ \t]*[:：]?[*_]{0,2}[ \t]*(?P<rest>[^\n]*)$",
     re.IGNORECASE | re.MULTILINE,
 )
-_COVERED = re.compile("covered", re.IGNORECASE)
 # Brackets with a number. `_is_sources` finds those that contain only numbers of contexts
 _BRACKET = (
     r"(?:\[{1,2}|[【［])[^\[\]【】［］\n]{0,60}\d[^\[\]【】［］\n]{0,120}(?:\]{1,2}|[】］])"
@@ -138,10 +122,8 @@ _TEXT_NAMES = ("statement", "text", "fact", "claim")
 _SOURCE_NAMES = ("sources", "contexts", "source", "context", "contextids", "sourceids", "ids", "evidence", "numbers")
 _COVERED_NAMES = ("coveredstatements", "covered")
 _UNCOVERED_NAMES = ("uncoveredstatements", "uncovered", "notcovered", "notcoveredstatements")
-_COVERED_WORDS = {
-    **dict.fromkeys(("true", "covered", "yes"), True),
-    **dict.fromkeys(("false", "uncovered", "no", "not covered"), False),
-}
+_COVERED_WORDS = dict.fromkeys(("true", "covered", "yes"), True)
+_COVERED_WORDS |= dict.fromkeys(("false", "uncovered", "no", "not covered"), False)
 
 
 @partial(reader, is_text=True)
@@ -161,7 +143,7 @@ def parse_summary(text: str, variables: Mapping[str, Any]) -> dict[str, str | No
         raise Unparsable("a summary that breaks off")
     is_absent = says_absent(summary) and collapsed(summary).casefold() not in collapsed(own).casefold()
     is_remark = _IRRELEVANT.fullmatch(summary) is not None and "query" not in own.casefold()
-    if is_absent or is_remark or says_nothing(summary) or summary.strip(" .*_`").casefold() in _NOTHING:
+    if is_absent or is_remark or forms.says_nothing(summary) or summary.strip(" .*_`").casefold() in _NOTHING:
         return {"summary": None}
     return {"summary": summary}
 
@@ -186,11 +168,11 @@ def parse_coverage(text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     partially covered statements, and for items none of which names a shown context.
     """
     count = len(variables["contexts"])
-    json = find_json(text) if "{" in text else JsonFound([], text)
-    if json.values and _HEADING.search(json.rest) and _names_sources(json.rest):
+    values, rest = forms.find_json(text) if "{" in text else ([], text)
+    if values and _HEADING.search(rest) and _names_sources(rest):
         raise Unparsable("JSON and lists outside of it")
     own = [collapsed(str(variables.get(name) or "")) for name in ("query", "response")]
-    found = _of_json(json.values, count) if json.values else _of_lists(text, count, own)
+    found = _of_json(values, count) if values else _of_lists(text, count, own)
     statements: dict[str, dict[str, Any]] = {}
     for statement in sorted(found, key=lambda one: not one.covered):
         if statement.sources:
@@ -204,15 +186,13 @@ def parse_coverage(text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
 def _of_lists(text: str, count: int, own: Sequence[str]) -> list[_Statement]:
     """Return the statements below the last heading of each kind. Skip headings that quote one of the `own` texts."""
     headings = [found for found in _HEADING.finditer(text) if not found["rest"].strip() or _says_none(found["rest"])]
-    if any(map(_COVERED.search, own)):
+    if any("covered" in each.casefold() for each in own):
         headings = [found for found in headings if not _is_quoted(text, found, own)]
     if any(found["partial"] for found in headings):
         raise Unparsable("partially covered statements")
     ends = [found.start() for found in headings[1:]] + [len(text)]
-    sections = {
-        heading: text[heading.end() : end] if not heading["rest"].strip() else ""
-        for heading, end in zip(headings, ends, strict=False)
-    }
+    parts = [text[heading.end() : end] for heading, end in zip(headings, ends, strict=False)]
+    sections = {each: "" if each["rest"].strip() else part for each, part in zip(headings, parts, strict=True)}
     # A heading without sources below it may be a total, and opens a list only if no other heading of its kind does
     by_weight = sorted(headings, key=lambda heading: _names_sources(sections[heading]))
     last = {not (found["not"] or found["missing"]): found for found in by_weight}
@@ -230,13 +210,13 @@ def _of_lists(text: str, count: int, own: Sequence[str]) -> list[_Statement]:
 
 def _is_quoted(text: str, heading: re.Match[str], own: Sequence[str]) -> bool:
     """Return True if one of the `own` texts contains a heading and the line below it."""
-    below = next((line for _, line in lines_with_places(text[heading.end() :])), "")
+    below = next((line for _, line in forms.lines_with_places(text[heading.end() :])), "")
     quoted = collapsed(f"{heading[0]} {below}").removeprefix("> ")
     return any(quoted in each for each in own)
 
 
 def _of_section(text: str, covered: bool, count: int) -> list[_Statement]:
-    table = find_table(text)
+    table = forms.find_table(text)
     if table is not None:
         return [_of_record(row, covered, count) for row in table[0]]
     statements = [_of_item(item, covered, count) for item in _items(text)]
@@ -256,7 +236,7 @@ def _items(text: str) -> list[str]:
             below_blank = True
             continue
         is_quoted = raw.lstrip().startswith(">")
-        if is_quoted or (base < 0 and not row.marked and row.text.rstrip("*_ ").endswith((":", "："))):
+        if is_quoted or (base < 0 and not row.marked and introduces(row.text)):
             continue
         if base < 0:
             base, is_marked = row.indent, row.marked
@@ -282,8 +262,7 @@ def _of_item(item: str, covered: bool, count: int) -> _Statement:
         raise Unparsable("a partially covered statement")
     text, said = _split_sources(item)
     text = _SOURCES_LABEL.sub("", text).strip()
-    label = _ITEM_LABEL.match(text)
-    text = undecorated(balanced(text[label.end() :] if label else text))
+    text = forms.undecorated(balanced(without_start(_ITEM_LABEL, text)))
     return _Statement(text, covered, _known(_numbers(said), count))
 
 
@@ -337,7 +316,7 @@ def _of_json(values: Sequence[Any], count: int) -> list[_Statement]:
         return [_of_record(each, None, count) for each in value]
     if any(name.startswith("partial") for name in value):
         raise Unparsable("partially covered statements")
-    lists = [(get_field(value, _COVERED_NAMES), True), (get_field(value, _UNCOVERED_NAMES), False)]
+    lists = [(forms.get_field(value, _COVERED_NAMES), True), (forms.get_field(value, _UNCOVERED_NAMES), False)]
     if not all(isinstance(each, list) for each, _ in lists):
         raise Unparsable("an object without two lists of statements")
     return [_of_record(each, covered, count) for listed, covered in lists for each in listed]
@@ -349,18 +328,18 @@ def _of_record(value: Any, covered: bool | None, count: int) -> _Statement:
     if not isinstance(value, dict):
         raise Unparsable("a list element without a statement")
     if covered is None:
-        covered = _COVERED_WORDS.get(str(get_field(value, ("covered", "label", "status"))).casefold())
-    text = get_field(value, _TEXT_NAMES)
+        covered = _COVERED_WORDS.get(str(forms.get_field(value, ("covered", "label", "status"))).casefold())
+    text = forms.get_field(value, _TEXT_NAMES)
     if covered is None or not isinstance(text, str) or not any(name in value for name in _SOURCE_NAMES):
         raise Unparsable("a statement without text, sources or label")
-    sources = get_field(value, _SOURCE_NAMES)
-    known = _known(_numbers(sources), count) if isinstance(sources, str) else numbers_of_value(sources, count)[0]
+    sources = forms.get_field(value, _SOURCE_NAMES)
+    known = _known(_numbers(sources), count) if isinstance(sources, str) else forms.numbers_of_value(sources, count)[0]
     bare, said = _split_sources(text.strip())
     return _Statement(bare if said and _known(_numbers(said), count) == known else text.strip(), covered, known)
 
 
 def _says_none(text: str) -> bool:
-    return says_nothing(text) or _NONE.fullmatch(text.strip()) is not None
+    return forms.says_nothing(text) or _NONE.fullmatch(text.strip()) is not None
 
 
 @reader
@@ -378,9 +357,9 @@ def parse_conflicts(text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises `Unparsable` for a pair without two statements and their sources, and if no pair names shown contexts.
     """
-    if says_nothing(text) or _NO_CONFLICT.fullmatch(text):
+    if forms.says_nothing(text) or _NO_CONFLICT.fullmatch(text):
         return {"conflicts": [], "dropped": 0}
-    found = find_records(text, ("first", "second"))
+    found = forms.find_records(text, ("first", "second"))
     if found is None:
         raise Unparsable("no object with two statements")
     conflicts: dict[frozenset[str], dict[str, Any]] = {}
@@ -398,13 +377,13 @@ def parse_conflicts(text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _side(value: Any, name: str, count: int) -> dict[str, Any]:
-    text = value.get(name) if isinstance(value, dict) else None
-    sources = get_field(value, _SOURCES_OF[name]) if isinstance(value, dict) else None
+    known = value if isinstance(value, dict) else {}
+    text, sources = known.get(name), forms.get_field(known, [f"{name}{each}" for each in _SOURCES_OF_SIDE])
     if isinstance(text, dict):
-        text, sources = get_field(text, ("text", "statement")), get_field(text, ("sources", "contexts"))
+        text, sources = forms.get_field(text, ("text", "statement")), forms.get_field(text, ("sources", "contexts"))
     if not isinstance(text, str) or not text.strip() or sources is None:
         raise Unparsable("a pair without two statements and their sources")
-    return {"text": text.strip(), "sources": numbers_of_value(sources, count)[0]}
+    return {"text": text.strip(), "sources": forms.numbers_of_value(sources, count)[0]}
 
 
 @partial(reader, is_text=True, may_be_code=True)
@@ -413,7 +392,7 @@ def parse_answer(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
     answer = read_text(text, ("answer", "response"), str(variables.get("query") or ""))
     if not isinstance(answer, str) or not any(map(str.isalnum, answer)):
         raise Unparsable("no answer")
-    return {"answer": undecorated(answer)}
+    return {"answer": forms.undecorated(answer)}
 
 
 @partial(reader, is_text=True)
@@ -448,7 +427,7 @@ SUMMARISE_CONTEXT = StageDefinition(
     "summarise_context",
     ("query", "text"),
     parse_summary,
-    SUMMARY_SCHEMA,
+    pa.schema({"summary": pa.string()}),
     schema=record(summary={"type": ["string", "null"]}),
     form=OutputFormat("the summary alone, or the single word None"),
     figures=Figures(RECORDED, completion=LinearSize(slope=0.44), things=LinearSize(0.99)),
@@ -459,7 +438,7 @@ EVALUATE_COVERAGE = StageDefinition(
     "evaluate_coverage",
     ("query", "contexts", "response"),
     parse_coverage,
-    COVERAGE_SCHEMA,
+    pa.schema({"statements": pa.list_(_STATEMENT_TYPE), "dropped": pa.int64()}),
     schema=record(reasoning=THOUGHTS, covered_statements=listed(_STATEMENT), uncovered_statements=listed(_STATEMENT)),
     form=_COVERAGE_FORM,
     # Recorded lists have 0.64 tokens per token. The reasoning, which was not recorded, repeats each statement once.
@@ -474,7 +453,7 @@ LIST_CONFLICTS = StageDefinition(
     "list_conflicts",
     ("query", "contexts"),
     parse_conflicts,
-    CONFLICTS_SCHEMA,
+    pa.schema({"conflicts": pa.list_(_CONFLICT_TYPE), "dropped": pa.int64()}),
     schema=record(
         conflicts=listed(record(first=TEXT, first_sources=_SOURCE_NUMBERS, second=TEXT, second_sources=_SOURCE_NUMBERS))
     ),
@@ -491,16 +470,15 @@ COVER_SIDES = StageDefinition(
     "cover_sides",
     ("response", "statements"),
     parse_sides,
-    SIDES_SCHEMA,
-    schema=record(labels=listed(record(id=number_of("statements"), label=one_of((COVERED, UNCOVERED))))),
-    form=lines_of(rf"\d{{1,9}}: (?:{COVERED}|{UNCOVERED})", "n: label", "one line for each statement:"),
+    pa.schema({"covered": pa.list_(pa.bool_())}),
+    **numbered_labels("statements", (COVERED, UNCOVERED), ("labels", "id", "label")),
     figures=Figures(WRITTEN, completion=LinearSize(slope=0.4)),
 )
 GENERATE_ANSWER = StageDefinition(
     "generate_answer",
     ("query", "contexts"),
     parse_answer,
-    ANSWER_SCHEMA,
+    pa.schema({"answer": pa.string()}),
     form=OutputFormat("the answer alone"),
     figures=Figures(WRITTEN, completion=LinearSize(slope=0.81)),
     text="answer",
@@ -509,7 +487,7 @@ RESTATE_ANSWER = StageDefinition(
     "restate_answer",
     ("question", "answer"),
     parse_restated,
-    RESTATED_SCHEMA,
+    pa.schema({"statement": pa.string()}),
     schema=record(statement=TEXT),
     form=OutputFormat("one statement on one line", re.compile(".+")),
     figures=Figures(WRITTEN, completion=LinearSize(slope=1.22)),

@@ -8,31 +8,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from untold.udfs.facts.nodes import normalise
+from untold.udfs.stages import reading
 from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.reading import (
-    begins_with_symbol,
-    is_drawing,
-    is_fence,
-    is_none,
-    is_rule,
-    split_marker,
-    unfenced,
-    within_fence,
-    without_emphasis,
-    without_ticks,
-)
 
 Fields = Mapping[str, Any]
 """A record: the values of a JSON object or a table row, by `field_key` of their names."""
 
 ID_NAMES = ("id", "number", "no", "nr", "num", "n", "index", "item", "#")
 _NUMBER_NAMES = (*ID_NAMES, "claimid", "candidateid", "claim", "candidate")
-_NOT_IN_KEYS = re.compile(r"[\W_]+")
 # The prefix of JSON on its line: a bullet, a number, emphasis, or a label of a few words
 _BEGINS_JSON = re.compile(
     r"^[ \t]{0,40}(?:(?:[-*•+>–—]|\(?\d{1,3}[.)]|\*\*\d{1,3}[.)]\*\*)\s{1,4}(?:\[[ xX]\]\s)?"
@@ -56,7 +45,6 @@ _GAP_IN_JSON = re.compile(r"\s*,?\s*(?=[{\[])")
 _ENDS_LINE = re.compile(r"[^\w\n\"'(){}\[\]<>]*(?:\n|\Z)")
 _BRACKETS = re.compile(r"\"(?:[^\"\\]|\\.)*+\"?+|[{}\[\]]", re.DOTALL)
 _TABLE_RULE = re.compile(r"\s*\|?\s*:?-{1,}:?\s*(?:\|\s*:?-{1,}:?\s*)*\|?\s*")
-_CELL_END = re.compile(r"(?<!\\)\|")
 _NUMBER = re.compile(r"[^\w-]*(?:[^\W\d_]{1,12}[\s_.#-]{0,3})?(\d{1,9})(?:\.0)?[^\w]*")
 _BETWEEN_NUMBERS = re.compile(r"\s*[,;&，、]\s*|\s+and\s+|\]\s*\[")
 _RANGE = re.compile(r"\W{0,3}(?:[^\W\d_]{1,12}\s)?(\d{1,6})\W{0,2}(?:\s?[-–]\s?|\s?to\s?)\W{0,2}(\d{1,6})\W{0,3}")
@@ -64,7 +52,6 @@ _FIELD_LINE = re.compile(
     r"[\s>*_+•#\-\"']{0,9}(?P<name>[^\W\d][\w ]{0,30}?)[*_\"']{0,3}\s?[:：=][*_]{0,2}\s*(?P<value>\S[^\n]*)"
 )
 _HEADING = re.compile(r"\s*(?:#{1,6}\s.*|\*\*[^*]{1,100}(?<![.!?])\*\*:?\s*|[^\n]{0,200}[:：]\**\s*)")
-_INTRODUCES = re.compile(r"[:：][*_\s]{0,4}\Z")
 # A heading or a line below a list with a remark on the list
 _AFTERWORD = re.compile(
     r"[\s*_#>(-]{0,9}(?:notes?|explanations?|reasons?|reasoning|remarks?|comments?|changes|justification|total"
@@ -83,7 +70,7 @@ def field_key(name: str) -> str:
     >>> field_key("Topic_ID"), field_key("#")
     ('topicid', '#')
     """
-    return _NOT_IN_KEYS.sub("", name).casefold() or name.strip()
+    return "".join(filter(str.isalnum, name)).casefold() or name.strip()
 
 
 def get_field(fields: Fields, names: Sequence[str]) -> Any:
@@ -143,7 +130,7 @@ def numbers_of_value(value: Any, count: int, texts: Sequence[str] = ()) -> tuple
     value: a number, a list of numbers, objects with an id or verbatim `texts`, or a text of numbers (`"1, 3"`).
     Raises `Unparsable` for 0, a negative number, or an element without a number.
     """
-    if value is None or (isinstance(value, str) and (is_none(value) or not any(map(str.isalnum, value)))):
+    if value is None or (isinstance(value, str) and (reading.is_none(value) or not any(map(str.isalnum, value)))):
         return [], 0
     if isinstance(value, str) and number_of_value(value) is None and value not in texts:
         value = [part for part in _BETWEEN_NUMBERS.split(value.strip().strip("[](){}")) if part]
@@ -162,16 +149,8 @@ def numbers_of_value(value: Any, count: int, texts: Sequence[str] = ()) -> tuple
     return known, len({number for number in numbers if number > count})
 
 
-@dataclass(frozen=True)
-class JsonFound:
-    """The JSON values that begin lines of a text, and the text around them with spaces in their place."""
-
-    values: list[Any]
-    rest: str
-
-
-def find_json(text: str) -> JsonFound:
-    """Find the JSON values that begin a line, or follow another value, and end one.
+def find_json(text: str) -> tuple[list[Any], str]:
+    """Return the JSON values that begin a line, or follow another value, and end one, and the text around them.
 
     Python's literals, single quotes, comments and lost commas are repaired. Raises `Unparsable` for JSON that breaks
     off, and for an object with two values of one field.
@@ -191,7 +170,7 @@ def find_json(text: str) -> JsonFound:
             end = next_line if next_line >= 0 else len(text)
             kept.append(text[place:end])
         place = end
-    return JsonFound(values, "".join([*kept, text[place:]]))
+    return values, "".join([*kept, text[place:]])
 
 
 def _decode_all(text: str, start: int) -> Iterator[tuple[Any, int]]:
@@ -213,21 +192,15 @@ def _decode(text: str, start: int) -> tuple[Any, int] | None:
         if text[start] == "[" and _BARE_NUMBERS.match(text, start):
             return None
         end = _balanced_end(text, start)
-    if _BARE_NUMBERS.match(text, start, end):
-        raise Unparsable("JSON that cannot be read")
-    if end - start > _LONGEST_REPAIRED:
-        raise Unparsable("JSON that cannot be read")
     from json_repair import loads
 
-    try:
-        value = loads(text[start:end], skip_json_loads=True)
-    except (ValueError, RecursionError):
-        raise Unparsable("JSON that cannot be read") from None
+    value: Any = None
+    if not _BARE_NUMBERS.match(text, start, end) and end - start <= _LONGEST_REPAIRED:
+        with suppress(ValueError, RecursionError):
+            value = loads(text[start:end], skip_json_loads=True)
     if not isinstance(value, (dict, list)):
         raise Unparsable("JSON that cannot be read")
-    if isinstance(value, dict):
-        value = _unique_fields(list(value.items()))
-    return value, end
+    return (_unique_fields(list(value.items())) if isinstance(value, dict) else value), end
 
 
 def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -283,7 +256,7 @@ def find_table(text: str) -> tuple[list[Fields], str] | None:
 def _cells(line: str) -> list[str]:
     inner = line.strip().removeprefix("|")
     inner = inner[:-1] if inner.endswith("|") and not inner.endswith("\\|") else inner
-    return [undecorated(cell).replace("\\|", "|") for cell in _CELL_END.split(inner)]
+    return [undecorated(cell).replace("\0", "|") for cell in inner.replace("\\|", "\0").split("|")]
 
 
 def undecorated(text: str) -> str:
@@ -292,7 +265,7 @@ def undecorated(text: str) -> str:
     >>> undecorated("**`a` b** ✅"), undecorated("*a*")
     ('`a` b', 'a')
     """
-    return without_emphasis(without_ticks(text.strip()))
+    return reading.without_emphasis(reading.without_ticks(text.strip()))
 
 
 def find_records(text: str, names: Sequence[str]) -> tuple[list[Any], str] | None:
@@ -304,26 +277,20 @@ def find_records(text: str, names: Sequence[str]) -> tuple[list[Any], str] | Non
 
     Raises `Unparsable` for two results that differ.
     """
-    found = find_json(text)
-    results = [_open(value, names) for value in found.values]
-    kept = [(value, each) for value, each in zip(found.values, results, strict=True) if each is not None]
-    if kept:
-        if len(kept) < len(results):
+    values, rest = find_json(text)
+    opened = [each for value in values if (each := _open(value, names)) is not None]
+    if opened:
+        if len(opened) < len(values):
             raise Unparsable("JSON without a known field")
-        wrapped = [
-            each
-            for value, each in kept
-            if value is not each and not (isinstance(value, dict) and _is_record(value, names))
-        ]
-        if wrapped and len(kept) > 1:
-            if any(each != kept[0][1] for _, each in kept):
+        if len(opened) > 1 and not all(isinstance(value, dict) and _is_record(value, names) for value in values):
+            if any(each != opened[0] for each in opened):
                 raise Unparsable("two results that differ")
-            return kept[0][1], found.rest
-        return [one for _, each in kept for one in each], found.rest
-    if found.values and not found.rest.strip():
-        if any(value != [] for value in found.values):
+            return opened[0], rest
+        return [one for each in opened for one in each], rest
+    if values and not rest.strip():
+        if any(value != [] for value in values):
             raise Unparsable("JSON without a known field")
-        return [], found.rest
+        return [], rest
     fields = _records_of_lines(text, names)
     if fields:
         return fields, ""
@@ -347,9 +314,7 @@ def _records_of_lines(text: str, names: Sequence[str]) -> list[Any]:
 
 
 def _is_record(value: Mapping[str, Any], names: Sequence[str]) -> bool:
-    return any(name in value for name in names) and not all(
-        isinstance(value[name], (dict,)) for name in names if name in value
-    )
+    return any(name in value and not isinstance(value[name], dict) for name in names)
 
 
 def _open(value: Any, names: Sequence[str]) -> list[Any] | None:
@@ -366,13 +331,11 @@ def _open(value: Any, names: Sequence[str]) -> list[Any] | None:
     lists = [
         name for name, each in value.items() if isinstance(each, list) and any(isinstance(one, dict) for one in each)
     ]
-    numbered = [_NUMBERED_KEY.fullmatch(name) for name in value]
-    if value and all(numbered) and len({found[1] for found in numbered if found}) == 1:
-        pairs = zip(numbered, value.values(), strict=True)
+    numbered = [found for name in value if (found := _NUMBERED_KEY.fullmatch(name))]
+    if value and len(numbered) == len(value) and len({found[1] for found in numbered}) == 1:
         return [
             {"id": int(found[2]), "prefix": found[1], **(each if isinstance(each, dict) else {"value": each})}
-            for found, each in pairs
-            if found
+            for found, each in zip(numbered, value.values(), strict=True)
         ]
     if len(lists) == 1 and not any(name in value for name in (*names, *ID_NAMES) if name not in lists):
         return _open(value[lists[0]], names)
@@ -386,7 +349,7 @@ def _open(value: Any, names: Sequence[str]) -> list[Any] | None:
 class ListLine:
     """An item of a list: its text without marker, the number before it, the place of its text, and how deep it is.
 
-    heading: the text of the last heading above it.
+    heading: the text of the last heading above it. raw: the whole line. below_blank: a blank line precedes it.
     """
 
     text: str
@@ -395,6 +358,8 @@ class ListLine:
     indent: int = 0
     is_marked: bool = True
     heading: str = ""
+    raw: str = ""
+    below_blank: bool = False
 
 
 def read_list(text: str) -> list[ListLine]:
@@ -403,60 +368,46 @@ def read_list(text: str) -> list[ListLine]:
     Headings, an introduction above the items and an afterword below them are removed. An indented line without a bullet
     continues the item above. Raises `Unparsable` for an ambiguous line, for nested lists, and for an incomplete list.
     """
-    lines = _said_lines(within_fence(text))
+    lines = _said_lines(reading.within_fence(text))
     items = _marked_items(lines) if any(line.is_marked for line in lines) else _plain_items(lines)
     return _without_sequence(items)
 
 
-@dataclass(frozen=True)
-class _Line(ListLine):
-    """A line with text, and whether a blank line precedes it."""
-
-    raw: str = ""
-    below_blank: bool = False
-
-
-def _said_lines(text: str) -> list[_Line]:
+def _said_lines(text: str) -> list[ListLine]:
     """Return the lines with text, up to a note below them."""
-    lines: list[_Line] = []
+    lines: list[ListLine] = []
     offset, blank = 0, False
-    bulleted = any(split_marker(raw).marked and not begins_with_symbol(raw) for raw in text.split("\n"))
-    for raw in text.split("\n"):
-        row = split_marker(raw)
-        if is_drawing(row) or not any(map(str.isalnum, row.text)):
+    rows = [(raw, reading.split_marker(raw)) for raw in text.split("\n")]
+    bulleted = any(row.marked and not row.is_symbol for _, row in rows)
+    for raw, row in rows:
+        if reading.is_drawing(row) or not any(map(str.isalnum, row.text)):
             blank = True
         else:
             # If there are bullets, a picture before a greeting or a heading is not a bullet
-            is_marked = row.marked and not (bulleted and begins_with_symbol(raw))
+            is_marked = row.marked and not (bulleted and row.is_symbol)
             found = _LINE_NUMBER.match(raw)
             start = offset + max(raw.find(row.text), 0)
-            line = _Line(row.text, int(found[1]) if found else None, start, row.indent, is_marked, "", raw, blank)
-            if lines and _is_afterword(line, lines):
+            line = ListLine(row.text, int(found[1]) if found else None, start, row.indent, is_marked, "", raw, blank)
+            bare = undecorated(row.text)
+            if lines and blank and not is_marked and bare.startswith("(") and bare.endswith(")"):
                 break
+            if lines and _AFTERWORD.match(bare):
+                is_note = _HEADING.fullmatch(raw) or _NOTE.match(bare)
+                if is_note or (not is_marked and blank and any(each.is_marked for each in lines)):
+                    break
             lines.append(line)
             blank = False
         offset += len(raw) + 1
     return lines
 
 
-def _is_afterword(line: _Line, above: Sequence[_Line]) -> bool:
-    """Return True if a line begins a note on the list above it."""
-    bare = undecorated(line.text)
-    if line.below_blank and bare.startswith("(") and bare.endswith(")") and not line.is_marked:
-        return True
-    if not _AFTERWORD.match(bare):
-        return False
-    is_heading = _HEADING.fullmatch(line.raw) is not None or _NOTE.match(bare) is not None
-    return is_heading or (not line.is_marked and line.below_blank and any(each.is_marked for each in above))
-
-
-def _marked_items(lines: Sequence[_Line]) -> list[ListLine]:
+def _marked_items(lines: Sequence[ListLine]) -> list[ListLine]:
     items: list[ListLine] = []
     heading = ""
     lines = _without_remark(lines)
     for place, line in enumerate(lines):
         following = lines[place + 1] if place + 1 < len(lines) else None
-        opens_list = following is not None and following.is_marked and _INTRODUCES.search(undecorated(line.text))
+        opens_list = following is not None and following.is_marked and reading.introduces(undecorated(line.text))
         if line.is_marked and opens_list and following and (following.indent > line.indent + 1 or not items):
             heading = line.text
         elif line.is_marked:
@@ -465,7 +416,7 @@ def _marked_items(lines: Sequence[_Line]) -> list[ListLine]:
             heading = line.raw
         elif not items:
             is_apart = following is not None and (not following.is_marked or following.below_blank)
-            if not is_apart and not _INTRODUCTION.fullmatch(line.text) and not _INTRODUCES.search(line.text):
+            if not is_apart and not _INTRODUCTION.fullmatch(line.text) and not reading.introduces(line.text):
                 raise Unparsable("a line without a bullet above some that have one")
         elif line.indent > items[-1].indent and not line.below_blank and not _LABELLED.match(line.text):
             items[-1] = replace(items[-1], text=f"{items[-1].text} {line.text}")
@@ -476,16 +427,18 @@ def _marked_items(lines: Sequence[_Line]) -> list[ListLine]:
     return items
 
 
-def _without_remark(lines: Sequence[_Line]) -> Sequence[_Line]:
+def _without_remark(lines: Sequence[ListLine]) -> Sequence[ListLine]:
     """Return the lines without the paragraphs below the list. Those with words of the list stay: they may be items."""
     end = max(place for place, line in enumerate(lines) if line.is_marked) + 1
     below = next((place for place in range(end, len(lines)) if lines[place].below_blank), len(lines))
-    listed = words_in(*[line.text for line in lines[:end]])
-    said = words_in(*[line.text for line in lines[below:]])
+    listed, said = (
+        set(_LONG_WORD.findall("\n".join(line.text for line in part).casefold()))
+        for part in (lines[:end], lines[below:])
+    )
     return lines[:below] if 2 * len(said & listed) < len(said) else lines
 
 
-def _plain_items(lines: Sequence[_Line]) -> list[ListLine]:
+def _plain_items(lines: Sequence[ListLine]) -> list[ListLine]:
     """Return the lines of a list without markers."""
     items: list[ListLine] = []
     are_bold = all(line.raw.strip().startswith("**") for line in lines)
@@ -508,14 +461,10 @@ def _without_sequence(items: list[ListLine]) -> list[ListLine]:
     numbers = [int(found[1]) if (found := _NUMBERED_ITEM.match(item.text)) else 0 for item in items]
     # Numbers in another order are references to texts
     if sorted(numbers) == list(range(1, len(items) + 1)):
-        return [
-            replace(_without(_NUMBERED_ITEM, item), number=number) for item, number in zip(items, numbers, strict=True)
-        ]
-    for pattern, names in ((_LETTERED_ITEM, _LETTERS), (_ROMAN_ITEM, _ROMANS)):
-        said = tuple(found[1].casefold() if (found := pattern.match(item.text)) else "" for item in items)
-        if said == names[: len(items)]:
-            return [_without(pattern, item) for item in items]
-    return items
+        return [replace(_without(_NUMBERED_ITEM, item), number=n) for item, n in zip(items, numbers, strict=True)]
+    said = tuple(found[1].casefold() if (found := _LETTERED_ITEM.match(item.text)) else "" for item in items)
+    is_sequence = said in (_LETTERS[: len(items)], _ROMANS[: len(items)])
+    return [_without(_LETTERED_ITEM, item) for item in items] if is_sequence else items
 
 
 def _without(marker: re.Pattern[str], item: ListLine) -> ListLine:
@@ -529,8 +478,7 @@ _LINE_NUMBER = re.compile(r"[\s>*_#]{0,9}(?:[^\W\d_]{1,12}[ _.]{0,2})?[\[(（【
 _NUMBERED_ITEM = re.compile(
     r"\W{0,4}?(?:[^\W\d_]{1,10}[ .#_]{0,2})?(\d{1,3})(?:\*\*)?\s?[.)\]:：、．】）/–—-]+(?:\*\*)?\s*"
 )
-_LETTERED_ITEM = re.compile(r"\(?([A-Za-z])[.)]\s+")
-_ROMAN_ITEM = re.compile(r"\(?([ivx]{1,5})[.)]\s+", re.IGNORECASE)
+_LETTERED_ITEM = re.compile(r"\(?([A-Za-z]{1,5})[.)]\s+")
 _ROMANS = ("i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x", "xi", "xii")
 _LONG_WORD = re.compile(r"\w{4,}")
 _LABELLED = re.compile(r"\w{1,15}:\s")
@@ -557,21 +505,16 @@ _NO_ITEM = re.compile(
 )
 
 
-def words_in(*texts: str) -> set[str]:
-    """Return the words of texts with four letters or more, case folded."""
-    return set(_LONG_WORD.findall("\n".join(texts).casefold()))
-
-
 def says_nothing(text: str) -> bool:
     """Return True for an empty list, and for `None` with or without a remark."""
-    bare = undecorated(_BEFORE_NONE.sub("", unfenced(text)))
-    if is_none(bare) or bare in ("[]", "[ ]") or bare.strip(" .").casefold() == "nothing":
+    bare = undecorated(_BEFORE_NONE.sub("", reading.unfenced(text)))
+    if reading.is_none(bare) or bare in ("[]", "[ ]") or bare.strip(" .").casefold() == "nothing":
         return True
     first, _, below = bare.partition("\n")
     remark = below.strip()
-    if is_none(first):
+    if reading.is_none(first):
         is_paragraph = below.startswith("\n") and "\n" not in remark and "{" not in remark
-        return is_none(remark) or (is_paragraph and not split_marker(remark).marked)
+        return reading.is_none(remark) or (is_paragraph and not reading.split_marker(remark).marked)
     return not remark and _NONE_AND_REMARK.match(bare) is not None
 
 
@@ -579,6 +522,6 @@ def lines_with_places(text: str) -> Iterator[tuple[int, str]]:
     """Yield each line with text and the position of its start."""
     offset = 0
     for line in text.split("\n"):
-        if line.strip() and not is_fence(line) and not is_rule(line):
+        if line.strip() and not reading.is_fence(line) and not reading.is_rule(line):
             yield offset, line
         offset += len(line) + 1

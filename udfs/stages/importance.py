@@ -15,18 +15,17 @@ import pyarrow as pa
 
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
 from untold.udfs.ratings import Digit
+from untold.udfs.stages import lists
 from untold.udfs.stages.answers import reader
 from untold.udfs.stages.definitions import (
     FACTSCORE,
     RATING,
-    TEXT,
     WRITTEN,
     Figures,
     LinearSize,
     OutputFormat,
     StageDefinition,
     Unparsable,
-    label_of,
     lines_of,
     listed,
     number_of,
@@ -34,33 +33,10 @@ from untold.udfs.stages.definitions import (
     record,
 )
 from untold.udfs.stages.forms import find_records, get_field, lines_with_places, numbers_of_value, place_of_record
-from untold.udfs.stages.labels import Vocabulary, labels_in_lines, read_label
-from untold.udfs.stages.lists import (
-    CLAIM_NAMES,
-    FACT_NAMES,
-    TOPIC_NAMES,
-    digits_of_fields,
-    rating_of_value,
-    read_texts,
-    things_of,
-)
-from untold.udfs.stages.number_lists import numbers_in_lines, read_number_lists
-from untold.udfs.stages.reading import texts_of
+from untold.udfs.stages.labels import Vocabulary, label_stage, labels_in_lines
 
-CLAIMS_SCHEMA = pa.schema([pa.field("claims", pa.list_(pa.string()))])
-ASPECTS_SCHEMA = pa.schema([pa.field("aspects", pa.list_(pa.string()))])
-# One list of claim numbers, from 1, for each aspect
-ALIGNMENT_SCHEMA = pa.schema([pa.field("evidence", pa.list_(pa.list_(pa.int32())))])
 _TOPIC_IDS = ("topicid", "topic", "topicnumber", "aspect", "aspectid")
 _ALIGNED_NAMES = ("evidence", "evidenceids", "evidenceclaimids", "claims", "claimids", "claim", "claimid")
-FACTS_SCHEMA = pa.schema([pa.field("facts", pa.list_(pa.string()))])
-# In the order of the facts
-IMPORTANCE_SCHEMA = pa.schema(
-    [pa.field("relevance", pa.list_(pa.float64())), pa.field("salience", pa.list_(pa.float64()))]
-)
-VERDICT_SCHEMA = pa.schema([pa.field("relation", pa.string())])
-COVERING_SCHEMA = pa.schema([pa.field("covered", pa.bool_()), pa.field("claims", pa.list_(pa.int32()))])
-
 VERDICTS = (SUPPORTED, CONTRADICTED, NOT_SUPPORTED)
 _VERDICTS = Vocabulary(
     {
@@ -108,29 +84,10 @@ _LINE_RATING = re.compile(
 
 
 @reader
-def parse_claims(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the `claims` in order, an empty list for `None`. Raises `Unparsable` for an ambiguous line."""
-    own = "\n".join(texts_of(variables.values()))
-    return {"claims": read_texts(text, CLAIM_NAMES, own, may_be_plain=True)}
-
-
-@reader
-def parse_aspects(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the `aspects` in order, an empty list for `None`. Raises `Unparsable` for an ambiguous line."""
-    return {"aspects": read_texts(text, TOPIC_NAMES, str(variables.get("query") or ""))}
-
-
-@reader
 def parse_alignment(text: str, variables: Mapping[str, Any]) -> dict[str, list[list[int]]]:
     """Return the `evidence`: for each of `aspects` the numbers of the known `claims` that cover it, ascending."""
     aspects, claims = variables["aspects"], variables["claims"]
-    return {"evidence": read_number_lists(text, _TOPIC_IDS, _ALIGNED_NAMES, aspects, claims)}
-
-
-@reader
-def parse_facts(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the `facts` in order; none for `None`. Raises `Unparsable` if a line may be a fact or not."""
-    return {"facts": read_texts(text, FACT_NAMES, str(variables.get("text") or ""), may_be_plain=True)}
+    return {"evidence": lists.read_number_lists(text, _TOPIC_IDS, _ALIGNED_NAMES, aspects, claims)}
 
 
 @reader
@@ -161,20 +118,19 @@ def parse_importance(text: str, variables: Mapping[str, Any]) -> dict[str, list[
 def _rated_records(text: str, records: list[Any], facts: list[str]) -> list[tuple[int, tuple[Digit, ...]]]:
     numbers, rated = [], []
     for each in records:
-        number = (
-            place_of_record(each, ("id", "factid", "fact", "factnumber"), facts) if isinstance(each, dict) else None
-        )
+        names = ("id", "factid", "fact", "factnumber")
+        number = place_of_record(each, names, facts) if isinstance(each, dict) else None
         if number is None:
             raise Unparsable("ratings without the number of a fact")
         try:
-            ratings = [rating_of_value(get_field(each, names)) for names in SCALES.values()]
+            ratings = [lists.rating_of_value(get_field(each, scale)) for scale in SCALES.values()]
         except Unparsable:
             if number > len(facts):
                 continue
             raise
         numbers.append(number)
         rated.append(ratings)
-    columns = [digits_of_fields(text, scale, [row[n] for row in rated]) for n, scale in enumerate(SCALES)]
+    columns = [lists.digits_of_fields(text, scale, [row[n] for row in rated]) for n, scale in enumerate(SCALES)]
     return list(zip(numbers, zip(*columns, strict=True), strict=True))
 
 
@@ -199,13 +155,6 @@ def _rated_lines(text: str, count: int) -> list[tuple[int, tuple[Digit, ...]]]:
 
 
 @reader
-def parse_verdict(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
-    """Return the `relation`: one of `VERDICTS`. Raises `Unparsable` for none and for several."""
-    own = (str(variables.get("claim") or ""), *(variables.get("evidence") or ()))
-    return {"relation": read_label(text, _VERDICTS, own)}
-
-
-@reader
 def parse_covering(text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return `covered`, and `claims`: the numbers of the known `claims` that cover the fact, ascending.
 
@@ -216,9 +165,8 @@ def parse_covering(text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     found = find_records(text, ("covered", *_COVERING_NAMES, *_EVIDENCE_NAMES))
     if found and not any(isinstance(each, dict) for each in found[0]):
         found = None
-    if found and (
-        labels_in_lines(found[1], _COVERINGS, ()) or any(map(_COVERING_LINE.fullmatch, found[1].split("\n")))
-    ):
+    rest = found[1] if found else ""
+    if labels_in_lines(rest, _COVERINGS, ()) or any(map(_COVERING_LINE.fullmatch, rest.split("\n"))):
         raise Unparsable("JSON and a label outside of it")
     said = {_covering_of(each, claims) for each in found[0]} if found else {_covering_in_lines(text, claims)}
     if len(said) != 1:
@@ -246,58 +194,50 @@ def _covering_in_lines(text: str, claims: list[str]) -> tuple[bool, tuple[int, .
         return False, ()
     if len(found) != 1:
         raise Unparsable("no object with a label")
-    numbers = found[0]["numbers"] or numbers_in_lines(text)
+    numbers = found[0]["numbers"] or lists.numbers_in_lines(text)
     return not found[0]["not"], tuple(numbers_of_value(numbers, len(claims))[0])
 
 
 _RATED = r'\{"id": \d+, "relevance": [1-5], "salience": [1-5]\}'
-EXTRACT_CLAIMS = StageDefinition(
+EXTRACT_CLAIMS = lists.list_stage(
     "extract_claims",
     ("text",),
-    parse_claims,
-    CLAIMS_SCHEMA,
-    schema=record(claims=listed(TEXT)),
+    "claims",
+    lists.texts_named(lists.CLAIM_NAMES, may_be_plain=True),
     form=lines_of(r"(?![-*•] ).+", "claim"),
     # The facts of `extract_atoms` without a bullet and a type
     figures=Figures(FACTSCORE, completion=LinearSize(slope=1.73), things=LinearSize(slope=0.158)),
-    things=things_of(parse_claims, "claims"),
     max_tokens=8_192,
-    items=("claims",),
 )
-GENERATE_ASPECTS = StageDefinition(
+GENERATE_ASPECTS = lists.list_stage(
     "generate_aspects",
     ("query",),
-    parse_aspects,
-    ASPECTS_SCHEMA,
-    schema=record(topics=listed(TEXT)),
+    "aspects",
+    lists.texts_named(lists.TOPIC_NAMES),
+    field="topics",
     form=lines_of(r'\{"topic": ".+"\}', '{"topic": "..."}'),
     # Long and short queries have equally many aspects
     figures=Figures(WRITTEN, completion=LinearSize(64.0), things=LinearSize(5.7)),
-    things=things_of(parse_aspects, "aspects"),
-    items=("aspects",),
 )
 ALIGN_CLAIMS = StageDefinition(
     "align_claims",
     ("query", "aspects", "claims"),
     parse_alignment,
-    ALIGNMENT_SCHEMA,
+    pa.schema({"evidence": pa.list_(lists.NUMBERS)}),
     schema=record(covered=listed(record(topic_id=number_of("aspects"), evidence=listed(number_of("claims"))))),
     form=lines_of(r'\{"topic_id": \d+, "evidence": \[[\d, ]*\]\}', '{"topic_id": n, "evidence": [n, ...]}'),
     figures=Figures(WRITTEN, completion=LinearSize(slope=0.3)),
     max_tokens=8_192,
 )
-EXTRACT_FACTS = StageDefinition(
+EXTRACT_FACTS = lists.list_stage(
     "extract_facts",
     ("text",),
-    parse_facts,
-    FACTS_SCHEMA,
-    schema=record(facts=listed(TEXT)),
+    "facts",
+    lists.texts_named(lists.FACT_NAMES, may_be_plain=True),
     form=lines_of("- .+", "- fact"),
     # The facts of `extract_claims` with bullets
     figures=Figures(FACTSCORE, completion=LinearSize(slope=1.81), things=LinearSize(slope=0.158)),
-    things=things_of(parse_facts, "facts"),
     max_tokens=8_192,
-    items=("facts",),
 )
 # The sentence is a fifth of the variables: they have a query and four other sentences
 EXTRACT_VERIFIABLE_CLAIMS = replace(
@@ -311,7 +251,7 @@ RATE_IMPORTANCE = StageDefinition(
     "rate_importance",
     ("query", "facts"),
     parse_importance,
-    IMPORTANCE_SCHEMA,
+    pa.schema(dict.fromkeys(SCALES, pa.list_(pa.float64()))),
     schema=record(ratings=listed(record(id=number_of("facts"), relevance=RATING, salience=RATING))),
     form=OutputFormat(
         'a JSON list of one {"id": n, "relevance": n, "salience": n} for each fact',
@@ -321,20 +261,19 @@ RATE_IMPORTANCE = StageDefinition(
     figures=Figures(WRITTEN, completion=LinearSize(slope=1.09)),
     max_tokens=8_192,
 )
-VERIFY_CLAIM = StageDefinition(
+VERIFY_CLAIM = label_stage(
     "verify_claim",
     ("claim", "evidence"),
-    parse_verdict,
-    VERDICT_SCHEMA,
-    schema=record(verdict=one_of(VERDICTS)),
-    form=label_of(VERDICTS),
+    VERDICTS,
+    _VERDICTS,
+    "verdict",
     figures=Figures(WRITTEN, completion=LinearSize(14.0)),
 )
 CHECK_COVERAGE = StageDefinition(
     "check_coverage",
     ("fact", "claims"),
     parse_covering,
-    COVERING_SCHEMA,
+    pa.schema({"covered": pa.bool_(), "claims": lists.NUMBERS}),
     schema=record(label=one_of(("COVERED", "NOT_COVERED")), evidence_claim_ids=listed(number_of("claims"))),
     form=OutputFormat(
         '{"label": "COVERED" or "NOT_COVERED", "evidence_claim_ids": [n, ...]}',

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
-from untold.udfs.stages.definitions import Unparsable
-from untold.udfs.stages.forms import (
-    find_records,
-    get_field,
-    lines_with_places,
-    place_of_record,
-)
+import pyarrow as pa
+
+from untold.udfs.stages import definitions
+from untold.udfs.stages.answers import reader
+from untold.udfs.stages.definitions import Figures, StageDefinition, Unparsable
+from untold.udfs.stages.forms import find_records, get_field, lines_with_places, place_of_record
+from untold.udfs.stages.non_answers import texts_of
 from untold.udfs.stages.reading import split_marker, unfenced
 
 LABEL_NAMES = (
@@ -23,7 +23,7 @@ LABEL_NAMES = (
     *("finallabel", "value"),
 )
 _EDGE = " \t\r\n*_`\"'“”‘’«»„()[]{}<>#|-–—•.。!！:：,✅✔️❌✗✓☑🟢🔴🟡\u200b"
-_GAPS = re.compile(r"[\s_\-‐‑*`\"“”’']+")
+_GAPS = str.maketrans(dict.fromkeys("_-‐‑*`\"“”’'", " "))
 _WORDS = re.compile(r"[^\W_]+(?:['’][^\W\d_]+)?")
 # Words that do not change the label of a sentence: names for the completion and the inputs, and verbs
 _FILLER_WORDS = (
@@ -131,7 +131,7 @@ class Vocabulary:
 
 
 def _key(text: str) -> str:
-    return _GAPS.sub(" ", text.strip(_EDGE)).casefold().replace("’", "'").strip()
+    return " ".join(text.strip(_EDGE).translate(_GAPS).split()).casefold()
 
 
 def read_label(text: str, vocabulary: Vocabulary, own: Iterable[str]) -> str:
@@ -183,6 +183,42 @@ def labels_in_lines(text: str, vocabulary: Vocabulary, own: Iterable[str]) -> li
     return labels
 
 
+def label_stage(
+    name: str, variables: tuple[str, ...], labels: Sequence[str], vocabulary: Vocabulary, field: str, **more: Any
+) -> StageDefinition:
+    """Return a stage with one label, which is the column `relation` of the output and a field of the schema."""
+
+    @reader
+    def parse(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
+        return {"relation": read_label(text, vocabulary, texts_of(variables.values()))}
+
+    output, schema = pa.schema({"relation": pa.string()}), definitions.record(**{field: definitions.one_of(labels)})
+    return StageDefinition(name, variables, parse, output, schema=schema, form=definitions.label_of(labels), **more)
+
+
+def numbered_label_stage(
+    name: str,
+    variables: tuple[str, ...],
+    labels: Sequence[str],
+    vocabulary: Vocabulary,
+    names: tuple[str, str, str],
+    figures: Figures,
+    **more: Any,
+) -> StageDefinition:
+    """Return a stage with a label for each text of its last variable, null for a text without a clear label.
+
+    names, more: as `numbered_labels`. The first name is also the column of the output.
+    """
+
+    @reader
+    def parse(text: str, given: Mapping[str, Any]) -> dict[str, list[str | None]]:
+        return {names[0]: read_numbered_labels(text, given[variables[-1]], vocabulary)}
+
+    output = pa.schema({names[0]: pa.list_(pa.string())})
+    form = definitions.numbered_labels(variables[-1], labels, names, **more)
+    return StageDefinition(name, variables, parse, output, figures=figures, **form)
+
+
 # `1: label`, `Hypothesis 2 - text - label`, `[3] label`
 _NUMBERED = re.compile(
     r"[\s>*_#•\-–+(（\[]{0,9}(?:[^\W\d_]{1,12}[ _.#]{0,2})?(\d{1,4})[)\]）.:：*_]*"
@@ -190,7 +226,6 @@ _NUMBERED = re.compile(
 )
 # A sentence about a text: `For 2 I assume that ...`
 _SPEAKS_OF_NUMBER = re.compile(r"\W{0,3}[^\W\d_]{1,12} \d{1,4}[*_]*,? [^\W\d_]")
-_LAST_PART = re.compile(r" - |\[")
 _NEXT_NUMBER = re.compile(r"(?<=\w)(?:[,;|]\s{1,3}|[；，])(?=\(?\d{1,4}[)\].:=])")
 _SPACED_NUMBER = re.compile(r"\s{1,3}(?=\d{1,4}[).:：])")
 _GROUP = re.compile(
@@ -247,7 +282,8 @@ def _numbered_lines(text: str, texts: Sequence[str], vocabulary: Vocabulary) -> 
         elif number is not None:
             own = texts[number - 1].strip() if 0 < number <= len(texts) else ""
             bare = rest.strip(" \t*_`").removeprefix('"').removeprefix(own).lstrip(_EDGE + "→=>")
-            label = vocabulary.read_with_reason(bare) or vocabulary.label_of.get(_key(_LAST_PART.split(bare)[-1]))
+            last_part = bare.replace(" - ", "[").rpartition("[")[2]
+            label = vocabulary.read_with_reason(bare) or vocabulary.label_of.get(_key(last_part))
             if label is not None or not _SPEAKS_OF_NUMBER.match(line):
                 said.append((number, label))
             waiting = None
@@ -260,10 +296,9 @@ def _parts(line: str, vocabulary: Vocabulary) -> list[str]:
     """Return the parts of a line with several numbers: `1: label, 2: label`, or `1: label 2: label`."""
     if not _NUMBERED.match(line):
         return [line]
-    parts = _NEXT_NUMBER.split(line)
     spaced = _SPACED_NUMBER.split(line)
     labels = [vocabulary.read(each[found.end() :]) for each in spaced if (found := _NUMBERED.match(each))]
-    return spaced if len(labels) == len(spaced) and all(labels) else parts
+    return spaced if len(labels) == len(spaced) and all(labels) else _NEXT_NUMBER.split(line)
 
 
 def _groups(lines: Sequence[str], count: int, vocabulary: Vocabulary) -> list[tuple[int | None, str | None]]:

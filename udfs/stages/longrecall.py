@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from untold.udfs.stages import lists
 from untold.udfs.stages.answers import reader
 from untold.udfs.stages.definitions import (
     TEXT,
@@ -25,13 +26,6 @@ from untold.udfs.stages.definitions import (
     record,
 )
 from untold.udfs.stages.labels import Vocabulary, read_label
-from untold.udfs.stages.lists import FACT_NAMES, check_rewritten, matching_key, read_items
-from untold.udfs.stages.number_lists import read_number_lists, read_numbers
-
-RESOLVED_SCHEMA = pa.schema([pa.field("facts", pa.list_(pa.string()))])
-MATCH_SCHEMA = pa.schema([pa.field("matched", pa.bool_())])
-SUBSET_SCHEMA = pa.schema([pa.field("candidates", pa.list_(pa.int32()))])  # numbers from 1, ascending
-HOLISTIC_SCHEMA = pa.schema([pa.field("candidates", pa.list_(pa.list_(pa.int32())))])  # one list for each reference
 
 MATCH_VARIABLES = ("reference", "candidate")
 _MATCH, _NO_MATCH = "match", "no match"
@@ -68,8 +62,8 @@ def parse_resolved(text: str, variables: Mapping[str, Any]) -> dict[str, list[st
     another fact, and if a line without a bullet has less than half of the words of its fact.
     """
     facts: Sequence[str] = variables["facts"]
-    items = read_items(text, FACT_NAMES, preferred=_RESOLVED_NAMES, may_be_plain=len(facts) == 1)
-    check_rewritten([item.text for item in items], "\n".join([str(variables.get("text") or ""), *facts]))
+    items = lists.read_items(text, lists.FACT_NAMES, preferred=_RESOLVED_NAMES, may_be_plain=len(facts) == 1)
+    lists.check_rewritten([item.text for item in items], "\n".join([str(variables.get("text") or ""), *facts]))
     numbers = [item.number for item in items if item.number is not None]
     # Markdown lists may have the same number before each item
     if len(set(numbers)) > 1:
@@ -78,8 +72,8 @@ def parse_resolved(text: str, variables: Mapping[str, Any]) -> dict[str, list[st
         items = sorted(items, key=lambda item: item.number or 0)
     if len(items) != len(facts):
         raise Unparsable(f"{len(items)} texts for {len(facts)} facts")
-    keys = list(map(matching_key, facts))
-    texts = [matching_key(item.text) for item in items]
+    keys = list(map(lists.matching_key, facts))
+    texts = [lists.matching_key(item.text) for item in items]
     for key, said, item in zip(keys, texts, items, strict=True):
         words = set(key.split())
         # A fact may become equal to another one, which then has this text too
@@ -100,7 +94,7 @@ def parse_match(text: str, variables: Mapping[str, Any]) -> dict[str, bool]:
 @reader
 def parse_subset(text: str, variables: Mapping[str, Any]) -> dict[str, list[int]]:
     """Return the numbers of the `candidates` in ascending order. Raises `Unparsable` if there is no clear list."""
-    return {"candidates": read_numbers(text, _CANDIDATE_NAMES, variables["candidates"])}
+    return {"candidates": lists.read_numbers(text, _CANDIDATE_NAMES, variables["candidates"])}
 
 
 @reader
@@ -108,14 +102,14 @@ def parse_holistic(text: str, variables: Mapping[str, Any]) -> dict[str, list[li
     """Return the numbers of the `candidates` for each of the `references`, in ascending order."""
     names = ("candidates", "candidate", "candidateids", "candidatenumbers", "evidence")
     references, candidates = variables["references"], variables["candidates"]
-    return {"candidates": read_number_lists(text, _REFERENCE_NAMES, names, references, candidates)}
+    return {"candidates": lists.read_number_lists(text, _REFERENCE_NAMES, names, references, candidates)}
 
 
 RESOLVE_COREFERENCE = StageDefinition(
     "resolve_coreference",
     ("text", "facts"),
     parse_resolved,
-    RESOLVED_SCHEMA,
+    pa.schema({"facts": lists.TEXTS}),
     schema=record(facts=listed(record(id=number_of("facts"), fact=TEXT))),
     form=lines_of(r"\* .+", "* fact", "one line for each fact, in their order:"),
     figures=Figures(WRITTEN, completion=LinearSize(slope=0.82)),
@@ -125,7 +119,7 @@ MATCH_ONE = StageDefinition(
     "match_one",
     MATCH_VARIABLES,
     parse_match,
-    MATCH_SCHEMA,
+    pa.schema({"matched": pa.bool_()}),
     schema=record(label=one_of(("Match", "No Match"))),
     form=label_of(("Match", "No Match")),
     figures=Figures(WRITTEN, completion=LinearSize(12.0)),
@@ -134,7 +128,7 @@ MATCH_MANY = StageDefinition(
     "match_many",
     ("reference", "candidates"),
     parse_subset,
-    SUBSET_SCHEMA,
+    pa.schema({"candidates": lists.NUMBERS}),
     schema=record(candidates=_CANDIDATES),
     form=OutputFormat("a JSON list of the candidates' numbers, such as [1, 3], or []", re.compile(r"\[[\d, ]*\]")),
     figures=Figures(WRITTEN, completion=LinearSize(9.0)),
@@ -143,7 +137,7 @@ MATCH_HOLISTIC = StageDefinition(
     "match_holistic",
     ("query", "references", "candidates"),
     parse_holistic,
-    HOLISTIC_SCHEMA,
+    pa.schema({"candidates": pa.list_(lists.NUMBERS)}),
     schema=record(entailed=listed(record(reference=number_of("references"), candidates=_CANDIDATES))),
     form=lines_of(r'\{"reference": \d+, "candidates": \[[\d, ]*\]\}', '{"reference": n, "candidates": [n, ...]}'),
     figures=Figures(WRITTEN, completion=LinearSize(slope=0.29)),

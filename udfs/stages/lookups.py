@@ -6,7 +6,7 @@ import html
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, TypedDict
+from typing import Any, ClassVar, Protocol
 from urllib.parse import urlencode
 
 import pyarrow as pa
@@ -17,11 +17,8 @@ from untold.udfs.stages.nli import RELATION_VARIABLES, RELATIONS
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 
 
-class WebHit(TypedDict):
-    """A search result: its address, and the title and description from the service."""
-
-    id: str
-    text: str
+WebHit = dict[str, str]
+"""A search result: its address `id`, and the `text`, which is the title and the description from the service."""
 
 
 class NoHitsError(ValueError):
@@ -77,11 +74,11 @@ class Brave:
                 found.setdefault(str(hit["url"]), _text_of(hit))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise NoHitsError("the body is not the result of a web search") from error
-        return [WebHit(id=url, text=text) for url, text in found.items()]
+        return [{"id": url, "text": text} for url, text in found.items()]
 
 
 def _text_of(hit: Mapping[str, Any]) -> str:
-    """Return the title and the description. Tags are removed first, because a decoded `&lt;` does not start a tag."""
+    # Tags are removed first, because a decoded `&lt;` does not start a tag
     parts = (html.unescape(_TAG.sub("", hit.get(name) or "")).strip() for name in ("title", "description"))
     return " ".join(filter(None, parts))
 
@@ -97,14 +94,6 @@ def hits_of(body: str) -> list[WebHit]:
         except NoHitsError:
             continue
     raise NoHitsError("the body is not the result of a web search")
-
-
-KINDS = ("query", "document")
-# Readers scale vectors to length 1, so that inner products are cosines
-VECTOR_SCHEMA = pa.schema([("vector", pa.list_(pa.float32()))])
-HITS_SCHEMA = pa.schema([("hits", pa.list_(pa.struct([("id", pa.string()), ("text", pa.string())])))])
-# `probability` belongs to entailment, `certainty` to the relation
-ENTAILMENT_SCHEMA = pa.schema([("relation", pa.string()), ("probability", pa.float64()), ("certainty", pa.float64())])
 
 
 def parse_hits(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,6 +123,11 @@ def parse_nothing(completion: str, variables: Mapping[str, Any]) -> dict[str, An
     raise Unparsable("a text in place of a vector")
 
 
-EMBED_TEXT = StageDefinition("embed_text", ("text", "kind"), parse_nothing, VECTOR_SCHEMA)
-WEB_SEARCH = StageDefinition("web_search", ("query", "count"), parse_hits, HITS_SCHEMA)
-CLASSIFY_ENTAILMENT = StageDefinition("classify_entailment", RELATION_VARIABLES, parse_entailment, ENTAILMENT_SCHEMA)
+# Readers scale vectors to length 1, so that inner products are cosines
+_VECTOR = pa.schema({"vector": pa.list_(pa.float32())})
+_HITS = pa.schema({"hits": pa.list_(pa.struct({"id": pa.string(), "text": pa.string()}))})
+# `probability` belongs to entailment, `certainty` to the relation
+_ENTAILMENT = pa.schema({"relation": pa.string(), "probability": pa.float64(), "certainty": pa.float64()})
+EMBED_TEXT = StageDefinition("embed_text", ("text", "kind"), parse_nothing, _VECTOR)
+WEB_SEARCH = StageDefinition("web_search", ("query", "count"), parse_hits, _HITS)
+CLASSIFY_ENTAILMENT = StageDefinition("classify_entailment", RELATION_VARIABLES, parse_entailment, _ENTAILMENT)

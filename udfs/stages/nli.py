@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from untold.udfs.ratings import Digit
+from untold.udfs.stages import lists
 from untold.udfs.stages.answers import reader
 from untold.udfs.stages.definitions import (
     FACTSCORE,
@@ -21,7 +22,6 @@ from untold.udfs.stages.definitions import (
     LinearSize,
     StageDefinition,
     Unparsable,
-    label_of,
     lines_of,
     listed,
     number_of,
@@ -29,24 +29,8 @@ from untold.udfs.stages.definitions import (
     record,
 )
 from untold.udfs.stages.forms import ListLine, find_records, get_field, read_list, says_nothing, undecorated
-from untold.udfs.stages.labels import Vocabulary, read_label, read_numbered_labels
-from untold.udfs.stages.lists import (
-    STATEMENT_NAMES,
-    check_rewritten,
-    ratings_in_order,
-    read_rated_texts,
-    read_texts,
-    things_of,
-)
+from untold.udfs.stages.labels import Vocabulary, label_stage, numbered_label_stage
 from untold.udfs.stages.non_answers import says_absent
-
-ATOM_TYPE = pa.struct([pa.field("text", pa.string()), pa.field("unit_type", pa.string())])
-ATOMS_SCHEMA = pa.schema([pa.field("atoms", pa.list_(ATOM_TYPE))])
-REVISED_SCHEMA = pa.schema([pa.field("atoms", pa.list_(pa.string()))])
-RATINGS_SCHEMA = pa.schema([pa.field("ratings", pa.list_(pa.float64()))])
-RELATION_SCHEMA = pa.schema([pa.field("relation", pa.string())])
-# In the order of the hypotheses; null if the relation is missing
-RELATIONS_SCHEMA = pa.schema([pa.field("relations", pa.list_(pa.string()))])
 
 RELATIONS = ("entailment", "contradiction", "neutral")
 RELATION_VARIABLES = ("premise", "hypothesis")
@@ -94,19 +78,6 @@ _TYPE_NAMES = ("type", "unittype", "label", "category")
 
 
 @reader
-def parse_relation(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
-    """Return the `relation`, one of `RELATIONS`. Raises `Unparsable` if there is no relation or more than one."""
-    own = [str(variables.get(name) or "") for name in RELATION_VARIABLES]
-    return {"relation": read_label(text, _LABELS, own)}
-
-
-@reader
-def parse_relations(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
-    """Return the `relations`, one of `RELATIONS` for each of the `hypotheses`, or None if the relation is not clear."""
-    return {"relations": read_numbered_labels(text, variables["hypotheses"], _LABELS)}
-
-
-@reader
 def parse_atoms(text: str, variables: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
     """Return the `atoms` in order, each with a `text` and a `unit_type` of `UNIT_TYPES`. `None` is an empty list.
 
@@ -150,14 +121,13 @@ def _unit_of(value: Any) -> tuple[str, str | None] | None:
     return (unit, _type_of(get_field(value, _TYPE_NAMES))) if isinstance(unit, str) else None
 
 
-@reader
-def parse_revised(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the revised `atoms` in order. `None` is an empty list. Raises `Unparsable` if the list is not clear."""
+def read_revised(text: str, variables: Mapping[str, Any]) -> list[str]:
+    """Return the revised atoms in order. `None` is an empty list. Raises `Unparsable` if the list is not clear."""
     statements = list(variables.get("statements") or ())
     own = "\n".join([str(variables.get("text") or ""), *statements])
-    atoms = read_texts(text, STATEMENT_NAMES, own, may_be_plain=len(statements) == 1)
-    check_rewritten(atoms, own)
-    return {"atoms": atoms}
+    atoms = lists.read_texts(text, lists.STATEMENT_NAMES, own, may_be_plain=len(statements) == 1)
+    lists.check_rewritten(atoms, own)
+    return atoms
 
 
 @reader
@@ -167,7 +137,7 @@ def parse_relevance(text: str, variables: Mapping[str, Any]) -> dict[str, list[D
     Raises `Unparsable` if a statement has no rating from 1 to 5, or if it has more than one rating.
     """
     statements = variables["statements"]
-    return {"ratings": ratings_in_order(read_rated_texts(text, _RATED_NAMES, statements), statements)}
+    return {"ratings": lists.ratings_in_order(lists.read_rated_texts(text, _RATED_NAMES, statements), statements)}
 
 
 _RATED_NAMES = ("statement", "statementtext", "atom", "text", "item", "content")
@@ -181,7 +151,7 @@ def atoms_in(completion: str) -> list[ExtractedItem]:
 
 def relevances_in(completion: str) -> list[ExtractedItem]:
     """Return the statements with their ratings. Raises `Unparsable` if the completion only has their numbers."""
-    rated = read_rated_texts(completion, _RATED_NAMES)
+    rated = lists.read_rated_texts(completion, _RATED_NAMES)
     if not any(any(map(str.isalpha, one.text)) for one in rated):
         raise Unparsable("no statement with its rating")
     return [ExtractedItem(one.text, one.digit.value) for one in rated]
@@ -191,7 +161,7 @@ EXTRACT_ATOMS = StageDefinition(
     "extract_atoms",
     ("text",),
     parse_atoms,
-    ATOMS_SCHEMA,
+    pa.schema({"atoms": pa.list_(pa.struct({"text": pa.string(), "unit_type": pa.string()}))}),
     schema=record(atoms=listed(record(unit=TEXT, type=one_of(UNIT_TYPES)))),
     form=lines_of(rf"- .+: (?:{'|'.join(UNIT_TYPES)})", "- unit: Unit Type"),
     figures=Figures(FACTSCORE, completion=LinearSize(slope=2.05), things=LinearSize(slope=0.158)),
@@ -199,54 +169,46 @@ EXTRACT_ATOMS = StageDefinition(
     max_tokens=8_192,
     items=("atoms",),
 )
-REVISE_ATOMS = StageDefinition(
+REVISE_ATOMS = lists.list_stage(
     "revise_atoms",
     ("text", "statements"),
-    parse_revised,
-    REVISED_SCHEMA,
-    schema=record(statements=listed(TEXT)),
+    "atoms",
+    read_revised,
+    field="statements",
     form=lines_of(r"\* .+", "* statement"),
     # The number of facts stays the same, and the variables also have the text
     figures=Figures(FACTSCORE, completion=LinearSize(slope=0.64), things=LinearSize(slope=0.056)),
-    things=things_of(parse_revised, "atoms"),
     max_tokens=8_192,
-    items=("atoms",),
 )
 RATE_RELEVANCE = StageDefinition(
     "rate_relevance",
     ("query", "statements"),
     parse_relevance,
-    RATINGS_SCHEMA,
+    pa.schema({"ratings": pa.list_(pa.float64())}),
     schema=record(ratings=listed(record(id=number_of("statements"), relevance=RATING))),
     form=lines_of(r"\* .+ \[Relevance: [1-5]\]", "* statement [Relevance: n]"),
     rated=True,
-    figures=Figures(
-        WRITTEN,
-        completion=LinearSize(slope=1.21),
-        things=LinearSize(slope=0.09),
-        ratings=(0.34, 0.08, 0.03, 0.11, 0.44),
-    ),
+    figures=Figures(WRITTEN, LinearSize(slope=1.21), LinearSize(slope=0.09), ratings=(0.34, 0.08, 0.03, 0.11, 0.44)),
     things=relevances_in,
     max_tokens=8_192,
 )
-CLASSIFY_RELATION = StageDefinition(
+CLASSIFY_RELATION = label_stage(
     "classify_relation",
     RELATION_VARIABLES,
-    parse_relation,
-    RELATION_SCHEMA,
-    schema=record(relation=one_of(RELATIONS)),
-    form=label_of(RELATIONS),
+    RELATIONS,
+    _LABELS,
+    "relation",
     figures=Figures(WRITTEN, completion=LinearSize(12.0)),
     read_alone=True,
 )
-CLASSIFY_RELATIONS = StageDefinition(
+CLASSIFY_RELATIONS = numbered_label_stage(
     "classify_relations",
     LIST_VARIABLES,
-    parse_relations,
-    RELATIONS_SCHEMA,
-    schema=record(relations=listed(record(id=number_of("hypotheses"), relation=one_of(RELATIONS)))),
-    form=lines_of(rf"\d{{1,9}}: (?:{'|'.join(RELATIONS)})", "n: relation", "one line for each hypothesis:"),
-    figures=Figures(WRITTEN, completion=LinearSize(slope=0.66)),
+    RELATIONS,
+    _LABELS,
+    ("relations", "id", "relation"),
+    Figures(WRITTEN, completion=LinearSize(slope=0.66)),
+    one="hypothesis",
 )
 # The relations of claims to whole texts (Ru et al. 2024; methods, section 16). Lists are short, and texts are long
 CHECK_CLAIMS = replace(CLASSIFY_RELATIONS, name="check_claims", figures=Figures(WRITTEN, completion=LinearSize(23.0)))

@@ -27,9 +27,8 @@ _ABSENT = re.compile(
     rf"{_SOURCE} (?:(?:does not|doesn['’]t|do not) (?:\w+ )?(?:contain|say|mention|provide|give|state|include)"
     r"|(?:contains?|provides?|has|gives|says|states|makes) (?:no|nothing)\b)[^.\n]{0,120}"
     rf"|(?:there (?:is|are) )?(?:no|nothing)(?: \w+){{0,6}} (?:in|of|within|from) {_SOURCE}[^.\n]{{0,120}}"
-    r"|i (?:could not|couldn['’]t|cannot|can['’]t|did not|(?:was|am) unable to) (?:find|identify|see|locate"
-    r"|extract) any"
-    r"(?:thing)?\b[^.\n]{0,120}"
+    r"|i (?:could not|couldn['’]t|cannot|can['’]t|did not|(?:was|am) unable to)"
+    r" (?:find|identify|see|locate|extract) any(?:thing)?\b[^.\n]{0,120}"
     r"|(?:there (?:is|['’]s) |there['’]s )?nothing relevant\b[^.\n]{0,60}"
     r"|none of (?:this|the|these|its)(?: sentences?| statements?| information| content)?[^.\n]{0,60}(?:relevan|bears"
     r"|relates)[^.\n]{0,80}"
@@ -39,15 +38,12 @@ _ABSENT = re.compile(
     r"|(?=[^.。\n]{0,160}(?:\btexto?\b|\btexte\b|\btesto\b|\btekst|\bcontext|\bkontext|\bcontesto|\binformati|\binformaç"
     r"|\binformación|\bangaben\b|\bfakten|\baussagen|\bpasaje|текст|информаци|informacji|文本|文章|文中|原文|上下文|信息|内容"
     r"|テキスト|本文|情報|記載|본문|텍스트|정보|언급|معلومات))"
-    r"(?=[^.。\n]{0,160}(?:\bkeine|\bnichts?\b|\bne\b|\bn['’]|\baucune|\bno\b|\bninguna|\bnon\b|\bnessuna|\bnão\b"
-    r"|\bnenhuma"
-    r"|\bgeen\b|\bniet|\bnie\b|\bbrak\b|\bнет\b|\bне\b|没有|未|不|无|ません|ない|なし|없|않|لا ))"
+    r"(?=[^.。\n]{0,160}(?:\bkeine|\bnichts?\b|\bne\b|\bn['’]|\baucune|\bno\b|\bninguna|\bnon\b|\bnessuna"
+    r"|\bnão\b|\bnenhuma|\bgeen\b|\bniet|\bnie\b|\bbrak\b|\bнет\b|\bне\b|没有|未|不|无|ません|ない|なし|없|않|لا ))"
     r"(?!(?:the|this|there|it|in|no|a|i)\b)[^.。\n]{1,200}"
     r"|n(?:icht|on|ão|o|iet) (?:se )?(?:erwähnt|genannt|angegeben|bekannt|mentionn|précis|spécifi|indiqu|menciona"
-    r"|especifica"
-    r"|indica|specificat|menzionat|vermeld)\w{0,5}|не (?:указано|упоминается|известно|упомянуто)"
-    r"|未(?:提及|提到|说明|给出)"
-    r")[.。\W_]{0,9}",
+    r"|especifica|indica|specificat|menzionat|vermeld)\w{0,5}|не (?:указано|упоминается|известно|упомянуто)"
+    r"|未(?:提及|提到|说明|给出))[.。\W_]{0,9}",
     re.IGNORECASE,
 )
 # A word that limits the negation
@@ -69,8 +65,8 @@ _TASKS = (
 _UNABLE = (
     r"(?:can['’]t|cannot|can not|won['’]t|will not|could not|couldn['’]t|decline to|refuse to"
     r"|(?:would|['’]d) rather not|prefer not to|do(?:n['’]t| not) feel (?:able to|comfortable)"
-    r"|(?:must|have to|need to) decline(?: to)?|(?:am|['’]m|are|['’]re|is) (?:\w+ )?(?:unable|not (?:able|comfortable"
-    r"|permitted|allowed))(?: to)?)"
+    r"|(?:must|have to|need to) decline(?: to)?"
+    r"|(?:am|['’]m|are|['’]re|is) (?:\w+ )?(?:unable|not (?:able|comfortable|permitted|allowed))(?: to)?)"
 )
 _CANNOT = (
     r"kann ich\b|darf ich\b|ich kann\b|ich darf\b|\bne (?:peux|pouvons|suis|sommes)\b"
@@ -97,8 +93,7 @@ _REFUSES = re.compile(
     r"|(?:i['’]m |i am )?sorry[^.\n\w]{0,4}(?:but )?(?:i|we) (?:can['’]t|cannot)[.!\s]"
     r"|(?:i|we) (?:must|have to|need to) (?:respectfully )?(?:decline|refuse)\b"
     r"|(?:this|the|your|that) (?:\w+ )?(?:content|request|prompt|input|message|query|material|conversation|text"
-    r"|response)"
-    r"\b[^.\n]{0,140}\b(?:violat\w*|block\w*|flagg\w*|filter\w*|prohibit\w*|harmful|unsafe|polic(?:y|ies)|guidelines"
+    r"|response)\b[^.\n]{0,140}\b(?:violat\w*|block\w*|flagg\w*|filter\w*|prohibit\w*|harmful|unsafe|polic(?:y|ies)|guidelines"
     r"|inappropriate|high risk|terms of (?:use|service))"
     r"|(?:content|usage|safety) (?:policy|filter|guidelines)[^.\n]{0,40}(?:violat\w+|triggered|block\w+)"
     r"|(?:request|response|content|prompt) (?:blocked|denied|rejected|refused|filtered|flagged)\b"
@@ -107,17 +102,15 @@ _REFUSES = re.compile(
     rf"|[^.。\n]{{0,60}}?(?:{_CANNOT})[^.。\n]{{0,80}}(?:{_HELP}))",
     re.IGNORECASE,
 )
-# A sentence that lacks information is not a refusal
-_FOR_WANT = re.compile(
+# A sentence that lacks information is not a refusal, nor is a list
+_IS_ANSWER = re.compile(
     r"\b(?:no|any|enough|sufficient|keine|aucune|ninguna|nessuna|nenhuma) (?:\w+ ){0,2}(?:info|detail|data|angab)"
     r"|relevant|pertinent|\bbased on\b|\b(?:does|do)(?: not|n['’]t) (?:contain|mention|say|provide)"
-    r"|\b(?:contains|provides) no\b|根据|基づ",
-    re.IGNORECASE,
+    r"|\b(?:contains|provides) no\b|根据|基づ"
+    r"|^[ \t]{0,9}(?:[-*•+][ \t]|\d{1,3}[.)][ \t]|\{(?!\s{0,9}\"(?-i:error|refusal|message)\")|\[)",
+    re.IGNORECASE | re.MULTILINE,
 )
 _LONGEST_REFUSAL = 800  # characters
-_BEGINS_LIST = re.compile(
-    r"^[ \t]{0,9}(?:[-*•+][ \t]|\d{1,3}[.)][ \t]|\{(?!\s{0,9}\"(?:error|refusal|message)\")|\[)", re.MULTILINE
-)
 
 
 # A question back to the user, or a pointer to a text that is not there
@@ -158,7 +151,7 @@ def is_refusal(answer: str, own: Iterable[str]) -> bool:
     """
     text = answer.strip()
     found = _REFUSES.match(text) if len(text) <= _LONGEST_REFUSAL else None
-    if found is None or _FOR_WANT.search(text) or _BEGINS_LIST.search(text):
+    if found is None or _IS_ANSWER.search(text):
         return False
     return not any(_plain(found["said"]) in _plain(each) for each in own)
 
@@ -190,7 +183,7 @@ def leaked_names(text: str, variables: Mapping[str, Any], names: tuple[str, ...]
     found = {name.casefold() for name in _pattern(names).findall(text)} if names else set()
     if not found:
         return found
-    said = "\n".join(_texts(variables.values())).casefold()
+    said = "\n".join(texts_of(variables.values())).casefold()
     return {name for name in found if name not in said}
 
 
@@ -207,7 +200,7 @@ def without_leaked(
     """
     if not items or not names:
         return output, 0
-    said = ["\n".join(_texts([item])) for item in output[items[0]]]
+    said = ["\n".join(texts_of([item])) for item in output[items[0]]]
     kept = [place for place, text in enumerate(said) if not leaked_names(text, variables, names)]
     leaked = len(output[items[0]]) - len(kept)
     if not leaked:
@@ -220,10 +213,10 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, names))})(?!\w)")
 
 
-def _texts(values: Iterable[Any]) -> Iterator[str]:
-    """Yield the texts in values, also those in lists and mappings."""
+def texts_of(values: Iterable[Any]) -> Iterator[str]:
+    """Yield all texts, also the texts in lists and mappings."""
     for value in values:
         if isinstance(value, str):
             yield value
-        elif isinstance(value, Mapping | list):
-            yield from _texts(value.values() if isinstance(value, Mapping) else value)
+        elif isinstance(value, Mapping | list | tuple):
+            yield from texts_of(value.values() if isinstance(value, Mapping) else value)

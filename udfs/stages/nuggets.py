@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -18,27 +19,19 @@ from untold.udfs.facts.rubric_measures import LEVEL, MET, NOT_MET, PARTLY, VERDI
 from untold.udfs.samples.items import IMPORTANCES, MOST_LEVELS
 from untold.udfs.stages.answers import reader
 from untold.udfs.stages.definitions import (
-    TEXT,
     WRITTEN,
     Figures,
     LinearSize,
     StageDefinition,
     Unparsable,
     lines_of,
-    listed,
-    number_of,
-    one_of,
-    record,
+    numbered_labels,
 )
 from untold.udfs.stages.forms import find_records, get_field, place_of_record
-from untold.udfs.stages.labels import LABEL_NAMES, Vocabulary, read_numbered_labels
-from untold.udfs.stages.lists import CLAIM_NAMES, read_texts, things_of
-from untold.udfs.stages.reading import texts_of
+from untold.udfs.stages.labels import LABEL_NAMES, Vocabulary, numbered_label_stage, read_numbered_labels
+from untold.udfs.stages.lists import CLAIM_NAMES, TEXTS, list_stage, read_texts
+from untold.udfs.stages.non_answers import texts_of
 
-NUGGETS_SCHEMA = pa.schema([pa.field("nuggets", pa.list_(pa.string()))])
-# In the order of the variable `nuggets`; null for a nugget without a clear label
-LABELS_SCHEMA = pa.schema([pa.field("labels", pa.list_(pa.string()))])
-REASONED_SCHEMA = pa.schema([*LABELS_SCHEMA, pa.field("reasons", pa.list_(pa.string()))])
 _INPUTS = ("nugget", "nuggets", "query", "response")
 _IMPORTANCES = Vocabulary(
     {VITAL: ("essential", "crucial"), OKAY: ("ok", "optional", "nice to have")}, positive=VITAL, inputs=_INPUTS
@@ -52,10 +45,6 @@ _SUPPORTS = Vocabulary(
     positive=SUPPORT,
     inputs=_INPUTS,
 )
-
-
-# Null for a criterion without a clear verdict, or without a reason
-VERDICTS_SCHEMA = pa.schema([pa.field(name, pa.list_(pa.string())) for name in ("verdicts", "reasons")])
 _LEVELS = [f"{LEVEL}{number}" for number in range(1, MOST_LEVELS + 1)]
 _VERDICTS = Vocabulary(
     {
@@ -67,8 +56,6 @@ _VERDICTS = Vocabulary(
     positive=MET,
     inputs=("statement", "statements", "criterion", "criteria", "query", "response"),
 )
-# In the order of the variable `sentences`; null for a sentence without a clear label, or without a reason
-CITED_SCHEMA = pa.schema([pa.field(name, pa.list_(pa.string())) for name in ("supports", "reasons")])
 FULL_SUPPORT, PARTIAL_SUPPORT, NO_SUPPORT = CITED_LABELS = "full_support", "partial_support", "no_support"
 _CITED = Vocabulary(
     {
@@ -90,7 +77,7 @@ _RELEVANCIES = Vocabulary(
 )
 _OF_LABEL = dict(zip(CITED_LABELS, citation_measures.WEIGHTS, strict=True))
 # The number and the verdict of a line, and the reason after the first bar
-_REASONED = re.compile(
+_REASONED_LINE = re.compile(
     r"^(?P<head>[^|\n\w]{0,20}(?:(?:criterion|statement|sentence) )?(?P<number>\d{1,4})\W[^|\n]{1,60})"
     r"\|(?P<reason>[^\n]*)",
     re.IGNORECASE | re.MULTILINE,
@@ -98,68 +85,62 @@ _REASONED = re.compile(
 _REASON_NAMES = ("reason", "explanation", "justification", "rationale")
 
 
-@reader
-def parse_nuggets(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the `nuggets`: the whole list in order. `None` is an empty list.
+def read_nuggets(text: str, variables: Mapping[str, Any]) -> list[str]:
+    """Return the whole list in order. `None` is an empty list.
 
     Raises `Unparsable` if a line may be a nugget or not, and for an empty list if there are nuggets already.
     """
     nuggets = read_texts(text, ("nugget", *CLAIM_NAMES), "\n".join(texts_of(variables.values())))
     if variables.get("nuggets") and not nuggets:
         raise Unparsable("an empty list in place of the existing nuggets")
-    return {"nuggets": nuggets}
+    return nuggets
 
 
-@reader
-def parse_ratings(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
-    """Return the `labels`: vital or okay for each of `nuggets`, None for one without a clear label."""
-    return {"labels": read_numbered_labels(text, variables["nuggets"], _IMPORTANCES)}
-
-
-def _parse_assignments(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
+@partial(reader, may_be_code=True)
+def parse_assignments(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
     """Return the `labels` and `reasons` for each of `nuggets`: one of `SUPPORTS`, None for one without a clear label.
 
     The prompt requests no reasons, but models that follow the format of records give some.
     """
-    labels, reasons = _reasoned_labels(text, variables["nuggets"], _SUPPORTS)
-    return {"labels": labels, "reasons": reasons}
+    return _reasoned_labels(text, variables["nuggets"], _SUPPORTS)
 
 
-def _parse_criteria(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
+@partial(reader, may_be_code=True)
+def parse_criteria(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
     """Return the `verdicts` and `reasons` for each of `criteria`, None for one without a clear verdict.
 
     A criterion with `levels` has one of its levels, and any other criterion one of `VERDICTS`.
     """
-    labels, reasons = _reasoned_labels(text, variables["criteria"], _VERDICTS)
+    said = _reasoned_labels(text, variables["criteria"], _VERDICTS)
     verdicts = [
         verdict if verdict in (_LEVELS[: len(levels)] if levels else VERDICTS) else None
-        for verdict, levels in zip(labels, variables["levels"], strict=True)
+        for verdict, levels in zip(said["labels"], variables["levels"], strict=True)
     ]
     if not any(verdicts):
         raise Unparsable("no verdict of a criterion, or no level that it has")
-    return {
-        "verdicts": verdicts,
-        "reasons": [reason if verdict else None for verdict, reason in zip(verdicts, reasons, strict=True)],
-    }
+    reasons = [reason if verdict else None for verdict, reason in zip(verdicts, said["reasons"], strict=True)]
+    return {"verdicts": verdicts, "reasons": reasons}
 
 
-def _parse_supports(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
+@partial(reader, may_be_code=True)
+def parse_supports(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
     """Return the `supports` and `reasons` for each of `sentences`, None for one without a clear label."""
-    labels, reasons = _reasoned_labels(text, variables["sentences"], _CITED)
-    return {"supports": [_OF_LABEL[label] if label else None for label in labels], "reasons": reasons}
+    said = _reasoned_labels(text, variables["sentences"], _CITED)
+    return {"supports": [_OF_LABEL[label] if label else None for label in said["labels"]], "reasons": said["reasons"]}
 
 
-def _parse_relevancies(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
+@partial(reader, may_be_code=True)
+def parse_relevancies(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
     """Return the `labels` and `reasons` for each of `sentences`, None for one without a clear label."""
-    labels, reasons = _reasoned_labels(text, variables["sentences"], _RELEVANCIES)
-    return {"labels": labels, "reasons": reasons}
+    return _reasoned_labels(text, variables["sentences"], _RELEVANCIES)
 
 
-def _reasoned_labels(
-    text: str, items: Sequence[str], vocabulary: Vocabulary
-) -> tuple[list[str | None], list[str | None]]:
-    """Return the label and the reason of each item, None for an item without a clear label."""
-    reasons = _recorded_reasons(text, items, vocabulary)
+def _reasoned_labels(text: str, items: Sequence[str], vocabulary: Vocabulary) -> dict[str, list[str | None]]:
+    """Return the `labels` and `reasons` of the items, None for an item without a clear label."""
+    found = find_records(text, LABEL_NAMES)
+    records = [each for each in found[0] if isinstance(each, dict)] if found else []
+    named = {place_of_record(each, vocabulary.inputs, items): get_field(each, _REASON_NAMES) for each in records}
+    reasons = {place: reason for place, reason in named.items() if place is not None and isinstance(reason, str)}
 
     def without_reason(line: re.Match[str]) -> str:
         if vocabulary.read_with_reason(line["head"].partition(line["number"])[2]) is None:
@@ -167,78 +148,53 @@ def _reasoned_labels(
         reasons[int(line["number"])] = line["reason"]
         return line["head"]
 
-    labels = read_numbered_labels(_REASONED.sub(without_reason, text), items, vocabulary)
-    known = [
-        (reasons.get(number, "").strip() or None) if label else None for number, label in enumerate(labels, start=1)
-    ]
-    return labels, known
+    labels = read_numbered_labels(_REASONED_LINE.sub(without_reason, text), items, vocabulary)
+    known = [reasons.get(number, "").strip() or None for number in range(1, len(items) + 1)]
+    return {
+        "labels": labels,
+        "reasons": [reason if label else None for label, reason in zip(labels, known, strict=True)],
+    }
 
 
-def _recorded_reasons(text: str, items: Sequence[str], vocabulary: Vocabulary) -> dict[int, str]:
-    """Return the reasons in the records of a completion, by the number of the item."""
-    found = find_records(text, LABEL_NAMES)
-    records = [each for each in found[0] if isinstance(each, dict)] if found else []
-    named = {place_of_record(each, vocabulary.inputs, items): get_field(each, _REASON_NAMES) for each in records}
-    return {place: reason for place, reason in named.items() if place is not None and isinstance(reason, str)}
-
-
-# Reasons may quote anything
-parse_assignments, parse_criteria, parse_supports, parse_relevancies = (
-    reader(one, may_be_code=True) for one in (_parse_assignments, _parse_criteria, _parse_supports, _parse_relevancies)
-)
-
-
-def _labelling(name: str, variables: Sequence[str], labels: Sequence[str], **more: Any) -> StageDefinition:
-    """Return a stage that assigns a label to each nugget."""
-    return StageDefinition(
-        name,
-        (*variables, "nuggets"),
-        schema=record(labels=listed(record(number=number_of("nuggets"), label=one_of(labels)))),
-        form=lines_of(rf"\d{{1,9}}: (?:{'|'.join(labels)})", "n: label", "one line for each nugget:"),
-        **more,
-    )
-
-
-CREATE_NUGGETS = StageDefinition(
+# The lists are in the order of the texts. A text without a clear label has null
+_REASONED = pa.schema({"labels": TEXTS, "reasons": TEXTS})
+CREATE_NUGGETS = list_stage(
     "create_nuggets",
     ("query", "texts", "nuggets", "most"),
-    parse_nuggets,
-    NUGGETS_SCHEMA,
-    schema=record(nuggets=listed(TEXT)),
+    "nuggets",
+    read_nuggets,
     form=lines_of("- .+", "- nugget"),
     figures=Figures(WRITTEN, completion=LinearSize(slope=0.85), things=LinearSize(slope=0.062)),
-    things=things_of(parse_nuggets, "nuggets"),
-    items=("nuggets",),
     example={"most": 30},
 )
-RATE_NUGGETS = _labelling(
+RATE_NUGGETS = numbered_label_stage(
     "rate_nuggets",
-    ("query",),
+    ("query", "nuggets"),
     IMPORTANCES,
-    parse=parse_ratings,
-    output=LABELS_SCHEMA,
-    figures=Figures(WRITTEN, completion=LinearSize(slope=0.37)),
+    _IMPORTANCES,
+    ("labels", "number", "label"),
+    Figures(WRITTEN, completion=LinearSize(slope=0.37)),
 )
-ASSIGN_NUGGETS = _labelling(
+ASSIGN_NUGGETS = StageDefinition(
     "assign_nuggets",
-    ("query", "response"),
-    SUPPORTS,
-    parse=parse_assignments,
-    output=REASONED_SCHEMA,
+    ("query", "response", "nuggets"),
+    parse_assignments,
+    _REASONED,
+    **numbered_labels("nuggets", SUPPORTS),
     figures=Figures(WRITTEN, completion=LinearSize(slope=0.34)),
 )
 JUDGE_CRITERIA = StageDefinition(
     "judge_criteria",
     ("query", "response", "criteria", "levels"),
     parse_criteria,
-    VERDICTS_SCHEMA,
-    schema=record(
-        verdicts=listed(record(number=number_of("criteria"), reason=TEXT, label=one_of([*VERDICTS, *_LEVELS])))
-    ),
-    form=lines_of(
-        rf"\d{{1,9}}: (?:{'|'.join(VERDICTS)}|{LEVEL}\d{{1,2}})(?: \| .+)?",
-        "n: label | reason",
-        "one line for each criterion:",
+    pa.schema({"verdicts": TEXTS, "reasons": TEXTS}),
+    **numbered_labels(
+        "criteria",
+        [*VERDICTS, *_LEVELS],
+        ("verdicts", "number", "label"),
+        one="criterion",
+        pattern=rf"{'|'.join(VERDICTS)}|{LEVEL}\d{{1,2}}",
+        has_reason=True,
     ),
     figures=Figures(WRITTEN, completion=LinearSize(slope=0.53)),
     example={"criteria": ["Names the city", "Is clear"], "levels": [[], ["poor", "good"]]},
@@ -247,11 +203,8 @@ JUDGE_SUPPORT = StageDefinition(
     "judge_support",
     ("sources", "sentences"),
     parse_supports,
-    CITED_SCHEMA,
-    schema=record(labels=listed(record(number=number_of("sentences"), reason=TEXT, label=one_of(CITED_LABELS)))),
-    form=lines_of(
-        rf"\d{{1,9}}: (?:{'|'.join(CITED_LABELS)})(?: \| .+)?", "n: label | reason", "one line for each sentence:"
-    ),
+    pa.schema({"supports": TEXTS, "reasons": TEXTS}),
+    **numbered_labels("sentences", CITED_LABELS, has_reason=True),
     # A line for each sentence, whatever the length of the sources
     figures=Figures(WRITTEN, completion=LinearSize(29.0, 0.06)),
     example={"sources": ["Ada lives in Lyon."], "sentences": ["Ada lives in Lyon.", "Ada lives in Rome."]},
@@ -260,9 +213,8 @@ JUDGE_RELEVANCY = StageDefinition(
     "judge_relevancy",
     ("query", "sentences"),
     parse_relevancies,
-    REASONED_SCHEMA,
-    schema=record(labels=listed(record(number=number_of("sentences"), reason=TEXT, label=one_of(LABELS)))),
-    form=lines_of(rf"\d{{1,9}}: (?:{'|'.join(LABELS)})(?: \| .+)?", "n: label | reason", "one line for each sentence:"),
+    _REASONED,
+    **numbered_labels("sentences", LABELS, has_reason=True),
     figures=Figures(WRITTEN, completion=LinearSize(slope=1.0)),
     example={"sentences": ["Ada lives in Lyon.", "She likes bees."]},
 )

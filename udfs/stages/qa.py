@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pyarrow as pa
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.llm.tools import COMPARE_QUANTITIES
 from untold.udfs.ratings import Digit
+from untold.udfs.stages import forms, lists
 from untold.udfs.stages.answers import reader
 from untold.udfs.stages.definitions import (
     RATING,
@@ -33,30 +35,9 @@ from untold.udfs.stages.definitions import (
     one_of,
     record,
 )
-from untold.udfs.stages.forms import (
-    find_records,
-    get_field,
-    lines_with_places,
-    place_of_record,
-    says_nothing,
-    undecorated,
-)
-from untold.udfs.stages.labels import LABEL_NAMES, Vocabulary, read_label, read_numbered_labels
-from untold.udfs.stages.lists import (
-    QUESTION_NAMES,
-    RatedText,
-    balanced,
-    digits_of_fields,
-    matching_key,
-    rating_of_value,
-    read_rated_texts,
-    read_texts,
-    split_rating,
-    things_of,
-)
+from untold.udfs.stages.labels import LABEL_NAMES, Vocabulary, numbered_label_stage, read_label
 from untold.udfs.stages.non_answers import UNKNOWN_WORDS, says_absent
-from untold.udfs.stages.reading import is_none, split_marker
-from untold.udfs.texts import compatible
+from untold.udfs.stages.reading import asks, is_none, split_marker, without_start
 
 RELATIONS = ("equivalent", "first_implies_second", "second_implies_first", "contradictory", "neutral")
 _WORDS = Vocabulary(
@@ -82,17 +63,7 @@ _BRACKETED = re.compile(r"\[([^\[\]\n]{1,60})\]")
 _LAST_BRACKET = re.compile(r"\[([^\[\]\n]{1,60})\]\W*\Z")
 _BEHIND = re.compile(r"(?:[^\w(]*\Z|[*_.`$\s]*(?:[(#]|[-–—:;,]\s|because\b|since\b))", re.IGNORECASE)
 _SWAPPED = {"first_implies_second": "second_implies_first", "second_implies_first": "first_implies_second"}
-_NOT_WORDS = re.compile(r"[\W_]+")
 _LAST_LINES = 3
-
-QUESTIONS_SCHEMA = pa.schema([pa.field("questions", pa.list_(pa.string()))])
-REFINED_SCHEMA = QUESTIONS_SCHEMA.append(pa.field("ratings", pa.list_(pa.float64())))
-ANSWERS_SCHEMA = pa.schema(
-    [pa.field("answers", pa.list_(pa.list_(pa.string()))), pa.field("confidences", pa.list_(pa.list_(pa.float64())))]
-)
-RELATION_SCHEMA = pa.schema([pa.field("relation", pa.string())])
-# In the order of the other answers; null if the relation is missing
-RELATIONS_SCHEMA = pa.schema([pa.field("relations", pa.list_(pa.string()))])
 
 _ANSWER = record(answer=TEXT, confidence=RATING)
 _ANSWERS_FORM = lines_of(
@@ -100,10 +71,11 @@ _ANSWERS_FORM = lines_of(
     "* question",
     "`A: answer [Confidence: n]`, several set apart by a bar, or `A: unknown`, each on the line below its question:",
 )
+_WRITTEN_RELATIONS = "|".join(RELATIONS).replace("_", " ")
 _COMPARISON_FORM = OutputFormat(
-    f"a short reason, then on the last line `first - second [{' | '.join(RELATIONS).replace('_', ' ')}]`",
+    f"a short reason, then on the last line `first - second [{_WRITTEN_RELATIONS.replace('|', ' | ')}]`",
     # The atomic groups keep the time linear in the length of a line without a label
-    re.compile(rf"(?:.*\n)*+(?>.+? - )(?>.+ \[)(?:{'|'.join(RELATIONS).replace('_', ' ')})\]"),
+    re.compile(rf"(?:.*\n)*+(?>.+? - )(?>.+ \[)(?:{_WRITTEN_RELATIONS})\]"),
 )
 _GLUED = re.compile(r"[?？][*_\"')]*[\s–—;|*-]+\w|\AA:")
 
@@ -144,13 +116,13 @@ def parse_comparison(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
     `Unparsable` for no relation and for several.
     """
     first, second = (str(variables.get(name) or "") for name in ("first", "second"))
-    found = find_records(text, LABEL_NAMES)
+    found = forms.find_records(text, LABEL_NAMES)
     if found is not None and _BRACKET.search(found[1]) and any(map(_WORDS.read, _BRACKETED.findall(found[1]))):
         raise Unparsable("JSON and a classification outside of it")
     if found is not None and len(found[0]) == 1 and isinstance(found[0][0], dict):
-        sides = [str(get_field(found[0][0], (name,)) or "") for name in ("first", "second")]
+        sides = [str(forms.get_field(found[0][0], (name,)) or "") for name in ("first", "second")]
         return {"relation": _turned(read_label(text, _WORDS, ()), " ".join(sides), first, second)}
-    lines = [line for _, line in lines_with_places(text)]
+    lines = [line for _, line in forms.lines_with_places(text)]
     ending = _LAST_BRACKET.search(lines[-1]) if lines else None
     if ending and _WORDS.read(ending[1]) is None and _last_side(lines[-1][: ending.start()], first, second):
         raise Unparsable("no classification on the last line")
@@ -168,12 +140,6 @@ def parse_comparison(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
         raise Unparsable("no classification on the last line") from error
 
 
-@reader
-def parse_comparisons(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
-    """Return the `relations` of `answer` to each of `others`, or None if the relation is not clear."""
-    return {"relations": read_numbered_labels(text, variables["others"], _WORDS)}
-
-
 class _Classified(NamedTuple):
     """A line that ends with a relation in brackets: its place, the relation, and the answers before it."""
 
@@ -185,17 +151,16 @@ class _Classified(NamedTuple):
 
 def _classified(lines: Sequence[str], place: int, first: str, second: str) -> _Classified | None:
     line = lines[place]
-    keys = _key(first), _key(second)
-    if all(keys) and _key(line).endswith((" ".join(keys), " ".join(keys[::-1]))):
+    keys = lists.matching_key(first), lists.matching_key(second)
+    if all(keys) and lists.matching_key(line).endswith((" ".join(keys), " ".join(keys[::-1]))):
         return None  # brackets of the answers themselves
-    brackets = [
-        (found, relation) for found in _BRACKET.finditer(line) if (relation := _WORDS.read(found[1] or found[2]))
-    ]
+    read = [(found, _WORDS.read(found[1] or found[2])) for found in _BRACKET.finditer(line)]
+    brackets = [(found, relation) for found, relation in read if relation]
     if not brackets:
         return None
     found, relation = brackets[-1]
     sides = line[: found.start()]
-    sides = sides if _key(sides) or not place else lines[place - 1]
+    sides = sides if lists.matching_key(sides) or not place else lines[place - 1]
     is_sure = all(other == relation for _, other in brackets) or _last_side(sides, first, second) is not None
     return _Classified(place, relation, sides, is_sure and _BEHIND.match(line, found.end()) is not None)
 
@@ -204,16 +169,12 @@ def _last_side(sides: str, first: str, second: str) -> str | None:
     """Return the last of two answers in a line, or None if the line does not name both."""
     pairs = sorted(((first, second), (second, first)), key=lambda pair: -len(pair[0]))
     # The exact forms come first, because `C` and `C++`, or `5` and `-5`, differ only in signs
-    for form in (normalise, _key):
+    for form in (normalise, lists.matching_key):
         named = form(sides.strip(" *_`"))
         for last, other in pairs if form(first) and form(second) else ():
             if named.endswith(form(last)) and form(other) in named[: -len(form(last))]:
                 return last
     return None
-
-
-def _key(text: str) -> str:
-    return _NOT_WORDS.sub(" ", compatible(text).casefold()).strip()
 
 
 def _turned(relation: str, sides: str, first: str, second: str) -> str:
@@ -222,17 +183,16 @@ def _turned(relation: str, sides: str, first: str, second: str) -> str:
     return _SWAPPED.get(relation, relation) if is_swapped else relation
 
 
-@reader
-def parse_questions(text: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the `questions` in order. The list is empty for `None`.
+def read_questions(text: str, variables: Mapping[str, Any]) -> list[str]:
+    """Return the questions in order. The list is empty for `None`.
 
     Raises `Unparsable` if a line may be a question or not, and for a question with more behind it.
     """
     own = str(variables.get("text") or "")
-    questions = read_texts(text, QUESTION_NAMES, own, may_be_plain="?" in text or "？" in text)
+    questions = lists.read_texts(text, lists.QUESTION_NAMES, own, may_be_plain="?" in text or "？" in text)
     if any(map(_GLUED.search, questions)):
         raise Unparsable("a question with more behind it")
-    return {"questions": questions}
+    return questions
 
 
 @reader
@@ -241,8 +201,8 @@ def parse_refined(text: str, variables: Mapping[str, Any]) -> dict[str, list[Any
 
     The lists are empty for `None`. Raises `Unparsable` for a question without a rating from 1 to 5.
     """
-    distinct: dict[str, RatedText] = {}
-    for rated in [] if says_nothing(text) else read_rated_texts(text, ("query", *QUESTION_NAMES)):
+    distinct: dict[str, lists.RatedText] = {}
+    for rated in [] if forms.says_nothing(text) else lists.read_rated_texts(text, ("query", *lists.QUESTION_NAMES)):
         if not rated.text:
             raise Unparsable("a rating without a question")
         distinct.setdefault(normalise(rated.text), rated)
@@ -294,18 +254,20 @@ def answers_in(completion: str) -> list[ExtractedItem]:
     if not blocks:
         raise Unparsable("no question with an answer")
     said = [(block.question, _in_lines(block.lines, completion)) for block in blocks]
-    return [ExtractedItem(f"{matching_key(q)}: {text}", digit.value) for q, answers in said for text, digit in answers]
+    return [
+        ExtractedItem(f"{lists.matching_key(q)}: {text}", digit.value) for q, answers in said for text, digit in answers
+    ]
 
 
 def _placed(text: str, questions: Sequence[str]) -> list[tuple[int, list[_Answer]]]:
     """Return the answers with the places of their questions."""
-    found = find_records(text, ("question", "q", "answers"))
-    found = found or (find_records(text, ("answer",)) if "{" in text else None)
+    found = forms.find_records(text, ("question", "q", "answers"))
+    found = found or (forms.find_records(text, ("answer",)) if "{" in text else None)
     if found is not None:
         return _of_records(text, found[0], questions)
     blocks = _blocks(text, questions)
-    keys = list(map(matching_key, questions))
-    said = [matching_key(block.question) for block in blocks]
+    keys = list(map(lists.matching_key, questions))
+    said = [lists.matching_key(block.question) for block in blocks]
     if len(set(said)) < len(said) or not set(keys).issuperset(said) or not all(block.lines for block in blocks):
         raise Unparsable("a repeated or unknown question, or a question without an answer")
     return [(keys.index(key), _in_lines(block.lines, text)) for key, block in zip(said, blocks, strict=True)]
@@ -313,13 +275,13 @@ def _placed(text: str, questions: Sequence[str]) -> list[tuple[int, list[_Answer
 
 def _blocks(text: str, questions: Sequence[str]) -> list[_Block]:
     """Return the questions of a completion with the lines below each question."""
-    known = set(map(matching_key, questions))
+    known = set(map(lists.matching_key, questions))
     blocks: list[_Block] = []
-    lines = list(lines_with_places(text))
+    lines = list(forms.lines_with_places(text))
     for place, (start, line) in enumerate(lines):
         row = split_marker(line)
-        question = _question(row.text)
-        is_answer = _ANSWER_LABEL.match(line) is not None and matching_key(question) not in known
+        question = forms.undecorated(without_start(_QUESTION_LABEL, row.text))
+        is_answer = _ANSWER_LABEL.match(line) is not None and lists.matching_key(question) not in known
         is_followed = place + 1 < len(lines) and _ANSWER_LABEL.match(lines[place + 1][1]) is not None
         if is_answer:
             if not blocks and len(questions) != 1:
@@ -327,7 +289,7 @@ def _blocks(text: str, questions: Sequence[str]) -> list[_Block]:
             if not blocks:
                 blocks.append(_Block(questions[0], []))
             blocks[-1].lines.append((start, line))
-        elif matching_key(question) in known or (_asks(question) and (row.marked or is_followed)):
+        elif lists.matching_key(question) in known or (asks(question) and (row.marked or is_followed)):
             blocks.append(_Block(question, []))
         elif blocks and not _NOTE.match(row.text) and (row.marked or not row.text.endswith(":")):
             if blocks[-1].lines and not row.marked and "onfidence" not in line:
@@ -336,31 +298,23 @@ def _blocks(text: str, questions: Sequence[str]) -> list[_Block]:
     return blocks
 
 
-def _question(text: str) -> str:
-    label = _QUESTION_LABEL.match(text)
-    return undecorated(text[label.end() :] if label else text)
-
-
-def _asks(text: str) -> bool:
-    return text.rstrip(" *_").endswith(("?", "？"))
-
-
 def _in_lines(lines: Sequence[tuple[int, str]], completion: str) -> list[_Answer]:
     """Return the answers of the lines. Skip unknown answers."""
     answers = []
     for start, line in lines:
-        for place, part in _parts(line):
-            label = _ANSWER_LABEL.match(part)
-            said = part[label.end() :] if label else part
-            if label and not said.strip():
+        ends = [(0, 0), *(found.span() for found in _BETWEEN_ANSWERS.finditer(line)), (len(line), len(line))]
+        for (_, place), (end, _) in pairwise(ends):
+            part = line[place:end]
+            said = without_start(_ANSWER_LABEL, part)
+            if said != part and not said.strip():
                 raise Unparsable("an answer without a text")
             if not said.strip() or _UNKNOWN.fullmatch(said) or says_absent(said):
                 continue
-            rated = split_rating(said, start + place + len(part) - len(said), completion)
+            rated = lists.split_rating(said, start + place + len(part) - len(said), completion)
             if rated is None:
                 raise Unparsable("an answer without a confidence")
             before, digit, behind = rated
-            text = undecorated(balanced(before))
+            text = forms.undecorated(lists.balanced(before))
             if not any(map(str.isalnum, text)) or (any(map(str.isalnum, behind)) and behind.strip()[0] not in "(–—-"):
                 raise Unparsable("a confidence inside an answer")
             if not _UNKNOWN.fullmatch(text) and not is_none(text):
@@ -368,28 +322,20 @@ def _in_lines(lines: Sequence[tuple[int, str]], completion: str) -> list[_Answer
     return answers
 
 
-def _parts(line: str) -> Iterator[tuple[int, str]]:
-    start = 0
-    for found in _BETWEEN_ANSWERS.finditer(line):
-        yield start, line[start : found.start()]
-        start = found.end()
-    yield start, line[start:]
-
-
 def _of_records(text: str, records: Sequence[Any], questions: Sequence[str]) -> list[tuple[int, list[_Answer]]]:
     rows: list[tuple[int, list[tuple[str, int]]]] = []
-    keys = list(map(matching_key, questions))
+    keys = list(map(lists.matching_key, questions))
     for each in records:
         if not isinstance(each, dict) or not any(name in each for name in _ANSWER_NAMES):
             raise Unparsable("a list element without a question and answers")
-        number = place_of_record(each, ("question", "q"), questions)
-        key = matching_key(str(get_field(each, ("question", "q"))))
+        number = forms.place_of_record(each, ("question", "q"), questions)
+        key = lists.matching_key(str(forms.get_field(each, ("question", "q"))))
         place = number - 1 if number is not None else keys.index(key) if key in keys else -1
         if not 0 <= place < len(questions):
             raise Unparsable("an answer to an unknown question")
         said = next(each[name] for name in _ANSWER_NAMES if name in each)
-        rows.append((place, list(_of_value(said, get_field(each, _CONFIDENCE_NAMES)))))
-    digits = iter(digits_of_fields(text, "confidence", [rating for _, said in rows for _, rating in said]))
+        rows.append((place, list(_of_value(said, forms.get_field(each, _CONFIDENCE_NAMES)))))
+    digits = iter(lists.digits_of_fields(text, "confidence", [rating for _, said in rows for _, rating in said]))
     return [(place, [(answer, next(digits)) for answer, _ in said]) for place, said in rows]
 
 
@@ -397,44 +343,38 @@ def _of_value(said: Any, confidence: Any) -> Iterator[tuple[str, int]]:
     """Yield the answers of a field with their confidence. An object may have its own confidence."""
     for each in said if isinstance(said, list) else [said]:
         if isinstance(each, dict):
-            own = get_field(each, _CONFIDENCE_NAMES)
-            yield from _of_value(get_field(each, ("answer", "text", "value", "a")), confidence if own is None else own)
+            own = forms.get_field(each, _CONFIDENCE_NAMES)
+            yield from _of_value(
+                forms.get_field(each, ("answer", "text", "value", "a")), confidence if own is None else own
+            )
             continue
         text = "" if each is None else str(each).strip()
         if not text or _UNKNOWN.fullmatch(text) or is_none(text):
             continue
-        rated = split_rating(text, 0, "") if confidence is None else None
+        rated = lists.split_rating(text, 0, "") if confidence is None else None
         if confidence is None and rated is None:
             raise Unparsable("an answer without a confidence")
-        yield (rated[0].strip(), rated[1].value) if rated else (text, rating_of_value(confidence))
+        yield (rated[0].strip(), rated[1].value) if rated else (text, lists.rating_of_value(confidence))
 
 
-MINE_QUESTIONS = StageDefinition(
+MINE_QUESTIONS = lists.list_stage(
     "mine_questions",
     ("query", "text"),
-    parse_questions,
-    QUESTIONS_SCHEMA,
-    schema=record(questions=listed(TEXT)),
+    "questions",
+    read_questions,
     form=lines_of(r"\* .+", "* question"),
     figures=Figures(WRITTEN, completion=LinearSize(slope=1.18), things=LinearSize(slope=0.076)),
-    things=things_of(parse_questions, "questions"),
     max_tokens=8_192,
-    items=("questions",),
 )
 REFINE_QUESTIONS = StageDefinition(
     "refine_questions",
     ("query", "questions"),
     parse_refined,
-    REFINED_SCHEMA,
+    pa.schema({"questions": lists.TEXTS, "ratings": pa.list_(pa.float64())}),
     schema=record(questions=listed(record(question=TEXT, relevance=RATING))),
     form=lines_of(r"\* .+ \[Relevance: [1-5]\]", "* question [Relevance: n]"),
     rated=True,
-    figures=Figures(
-        WRITTEN,
-        completion=LinearSize(slope=0.91),
-        things=LinearSize(slope=0.053),
-        ratings=(0.07, 0.11, 0.17, 0.29, 0.36),
-    ),
+    figures=Figures(WRITTEN, LinearSize(slope=0.91), LinearSize(slope=0.053), ratings=(0.07, 0.11, 0.17, 0.29, 0.36)),
     things=refined_in,
     max_tokens=8_192,
     items=("questions", "ratings"),
@@ -443,16 +383,11 @@ ANSWER_QUESTIONS = StageDefinition(
     "answer_questions",
     ("text", "questions"),
     parse_answers,
-    ANSWERS_SCHEMA,
+    pa.schema({"answers": pa.list_(lists.TEXTS), "confidences": pa.list_(pa.list_(pa.float64()))}),
     schema=record(answers=listed(record(id=number_of("questions"), answers=listed(_ANSWER)))),
     form=_ANSWERS_FORM,
     rated=True,
-    figures=Figures(
-        WRITTEN,
-        completion=LinearSize(slope=0.94),
-        things=LinearSize(slope=0.045),
-        ratings=(0.0, 0.01, 0.24, 0.11, 0.64),
-    ),
+    figures=Figures(WRITTEN, LinearSize(slope=0.94), LinearSize(slope=0.045), ratings=(0.0, 0.01, 0.24, 0.11, 0.64)),
     things=answers_in,
     max_tokens=8_192,
 )
@@ -460,21 +395,20 @@ COMPARE_ANSWERS = StageDefinition(
     "compare_answers",
     ("question", "first", "second"),
     parse_comparison,
-    RELATION_SCHEMA,
+    pa.schema({"relation": pa.string()}),
     schema=record(reasoning=THOUGHTS, relation=one_of(RELATIONS)),
     form=_COMPARISON_FORM,
     tools=(COMPARE_QUANTITIES,),
     figures=Figures(WRITTEN, completion=LinearSize(5.0, slope=0.84)),
     max_tokens=8_192,
 )
-COMPARE_MANY = StageDefinition(
+COMPARE_MANY = numbered_label_stage(
     "compare_many",
     ("question", "answer", "others"),
-    parse_comparisons,
-    RELATIONS_SCHEMA,
-    schema=record(relations=listed(record(id=number_of("others"), relation=one_of(RELATIONS)))),
-    form=lines_of(
-        rf"\d{{1,9}}: (?:{'|'.join(RELATIONS).replace('_', ' ')})", "n: relation", "one line for each other answer:"
-    ),
-    figures=Figures(WRITTEN, completion=LinearSize(slope=0.9)),
+    RELATIONS,
+    _WORDS,
+    ("relations", "id", "relation"),
+    Figures(WRITTEN, completion=LinearSize(slope=0.9)),
+    one="other answer",
+    pattern=_WRITTEN_RELATIONS,
 )

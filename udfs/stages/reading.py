@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, islice
-from typing import Any, TypeVar
+from typing import Any
 
 from untold.udfs.llm.escaping import TAGS, TOKEN, find_escaped
-from untold.udfs.ratings import Digit
-from untold.udfs.stages.non_answers import NONE_WORDS
+from untold.udfs.stages.non_answers import NONE_WORDS, texts_of
 
 # Repetitions are bounded in the patterns that are tried at many places, so that hostile text takes linear time
 _THOUGHT = (
@@ -23,8 +22,6 @@ _THINK_OPEN = re.compile(
     rf"[<\[◁]{_THOUGHT}(?:\s[^<>\[\]\n]{{0,80}})?[>\]▷]|<\|(?:(?:begin|start)_(?:of_)?)?{_THOUGHT}\|>", re.IGNORECASE
 )
 _THINK_CLOSE = re.compile(rf"[<\[◁]/{_THOUGHT}[>\]▷]|<\|(?:/|end_(?:of_)?){_THOUGHT}\|>", re.IGNORECASE)
-# `[Reasoning]` without an end is a heading
-_HEADING = re.compile(r"\[(?!think)", re.IGNORECASE)
 
 # OpenAI's models write channels. Some servers leave only their names in the text: on a line, or before the answer
 _FINAL = re.compile(
@@ -54,11 +51,10 @@ _MARKER = re.compile(
     r"(?:[•‣·⁃∙⋅・⦁]|[\u25a0-\u25ff]\ufe0f?|<li>)\s*|\\(?:[-*+•](?=\s)|item\b)\s*|[-*+–—−](?:\s+|\Z)|[-–—](?=[^\W\d_])"
     r"|\*(?=[^\s*])(?!(?i:notes?\b))(?=[^*]*\Z)"
     rf"|{_NUMBER_MARKER}(?:\s+|\Z)|\*\*{_NUMBER_MARKER}\*\*(?:\s+|\Z)|\d{{1,3}}[.)](?=[A-Z\"“])"
-    rf"|(?:{_SYMBOL})\s*|(?:\*\*)?{_LABEL_MARKER}(?:\*\*)?(?:\s+|\Z)",
+    rf"|(?P<symbol>{_SYMBOL})\s*|(?:\*\*)?{_LABEL_MARKER}(?:\*\*)?(?:\s+|\Z)",
 )
 _BOLD_NUMBER = re.compile(rf"\A\*\*({_NUMBER_MARKER})\s+")
-_SYMBOL_MARKER = re.compile(_SYMBOL)
-_CHECKBOX = re.compile(r"\[[ xX✓✔]\]\s+")
+_CHECKBOXES = ("[ ]", "[x]", "[X]", "[✓]", "[✔]")
 _TICKS = "✅❌✔✓✗✘☑☒☐🔹🔸🔷🔶🟢🔴🟡🔵⚪⚫👉➤➡➔►▶⭐★⚠📌✨\ufe0f"
 _WORD = re.compile(r"\w+")
 _NOT_LETTERS = re.compile(r"[\W\d_]+")
@@ -70,11 +66,15 @@ _LONGEST_NONE = 80  # characters, fence and quotation marks included
 
 @dataclass(frozen=True)
 class ParsedLine:
-    """A line of a list: its text without marker, whether it had one, and by how many characters it was indented."""
+    """A line of a list: its text without marker, whether it had one, and by how many characters it was indented.
+
+    is_symbol: the marker is a picture or an arrow. Greetings and headings may have these too.
+    """
 
     text: str
     marked: bool
     indent: int
+    is_symbol: bool = False
 
 
 def first_turn(completion: str, own: Sequence[str]) -> str:
@@ -118,7 +118,8 @@ def _start_of_answer(completion: str) -> int:
         opening = _THINK_OPEN.match(completion, blank.end() if blank else start)
         closing = _THINK_CLOSE.search(completion, opening.end()) if opening else None
         if closing is None:
-            is_open = opening is not None and not _HEADING.match(opening[0])
+            # `[Reasoning]` without an end is a heading
+            is_open = opening is not None and (opening[0][0] != "[" or opening[0].lower().startswith("[think"))
             return len(completion) if is_open else start
         start = closing.end()
 
@@ -210,14 +211,26 @@ def split_marker(line: str) -> ParsedLine:
     text = _BOLD_NUMBER.sub(r"\1 **", text)
     if marker := _MARKER.match(text):
         inner = text[marker.end() :].strip().lstrip("\u200b\u2060")
-        box = _CHECKBOX.match(inner)
-        return ParsedLine(without_ticks(inner[box.end() :] if box else inner), True, indent)
+        if inner[:3] in _CHECKBOXES and inner[3:4].isspace():
+            inner = inner[3:].lstrip()
+        return ParsedLine(without_ticks(inner), True, indent, marker["symbol"] is not None)
     return ParsedLine(text, False, indent)
 
 
-def begins_with_symbol(line: str) -> bool:
-    """Return True if the marker of a line is a picture or an arrow. Greetings and headings may have these too."""
-    return _SYMBOL_MARKER.match(line.strip().removeprefix("> ").lstrip()) is not None
+def introduces(text: str) -> bool:
+    """Return True if a text ends with a colon, also within emphasis."""
+    return text.rstrip("*_ \t\r\n").endswith((":", "："))
+
+
+def asks(text: str) -> bool:
+    """Return True if a text ends with a question mark, also within emphasis."""
+    return text.rstrip(" *_").endswith(("?", "？"))
+
+
+def without_start(pattern: re.Pattern[str], text: str) -> str:
+    """Return the text behind the match of a pattern at its start, or the text without a match."""
+    found = pattern.match(text)
+    return text[found.end() :] if found else text
 
 
 def without_ticks(text: str) -> str:
@@ -243,7 +256,6 @@ _TAG = re.compile(
     rf"(?:\s{{1,3}}id\s?=\s?[\"']?\d{{1,6}}[\"']?)?\s{{0,3}}>",
     re.IGNORECASE | re.MULTILINE,
 )
-_OPENS_NONE = re.compile(r"/|s\s{0,3}>", re.IGNORECASE)  # a closing tag, or `<claims>` around a list
 _ROLES = ("assistant", "human", "user", "usuario", "utilisateur", "benutzer", "utente", "пользователь", "用户")
 _ROLE = rf"(?:{'|'.join(_ROLES)})"
 # `Human: ...`, `=== user`, `Context 1: <context>`, and the names of roles that removed tokens leave
@@ -254,11 +266,9 @@ _TURN = re.compile(
     r"|(?:^|(?<=[^\s-])(?=\w{4,9}[ \t\r]{0,9}\n[ \t\r]{0,9}$))(?P<name>(?-i:user|assistant))[ \t\r]{0,9}$",
     re.IGNORECASE | re.MULTILINE,
 )
-_INTRODUCES = re.compile(r"[:：][*_]{0,2}\s{0,9}\Z")
 _MOST_TURNS, _LONGEST_GAP = 32, 16  # candidates to check, characters between one and a colon above
 _BULLET = "* "
 
-Row = TypeVar("Row", bound=Mapping[str, Any])
 Edit = tuple[int, int, str]  # start, end, replacement
 
 
@@ -296,7 +306,7 @@ def next_turn(text: str, variables: Mapping[str, Any]) -> int | None:
     answered = {"assistant" in each[0].casefold() for each in found if each["tag"] is None}
     # A lone word `user` may be an item
     first = next((each for each in found if each["name"] != "user" or True in answered), None)
-    if first is None or _INTRODUCES.search(text, max(0, first.start() - _LONGEST_GAP), first.start()):
+    if first is None or introduces(text[max(0, first.start() - _LONGEST_GAP) : first.start()]):
         return None
     return first.start()
 
@@ -307,17 +317,16 @@ def _is_own(tag: re.Match[str], own: str) -> bool:
     return inside.strip() in own or not behind[1:].strip()
 
 
-def texts_of(values: Any) -> Iterator[str]:
-    """Yield all texts, also the texts in lists."""
-    texts = (text for value in values for text in (value if isinstance(value, (list, tuple)) else [value]))
-    return (text for text in texts if isinstance(text, str))
-
-
 def _without(tag: re.Match[str]) -> Edit:
-    """Return the edit that removes a tag, or replaces the opening tag of an item by a bullet."""
+    """Return the edit that removes a tag, or replaces the opening tag of an item by a bullet.
+
+    An item begins a line or is behind another tag. `</claim>` closes one, and `<claims>` is around a list.
+    """
     starts_line = tag.start() == 0 or tag.string[tag.start() - 1] == "\n"
     bullet = ("" if starts_line else "\n") + _BULLET
-    return tag.start(), tag.end(), bullet if _opens_item(tag) else ""
+    opens_one = "/" not in tag[0] and not tag[0].rstrip("> \t\r\n").lower().endswith("s")
+    is_item = tag["before"] is not None and tag["name"].lower() in _ITEMS and opens_one
+    return tag.start(), tag.end(), bullet if is_item else ""
 
 
 def _edited(completion: str, edits: Sequence[Edit]) -> tuple[str, Callable[[int], int]]:
@@ -331,15 +340,3 @@ def _edited(completion: str, edits: Sequence[Edit]) -> tuple[str, Callable[[int]
     kept.append(completion[last:])
     places, shifts = list(accumulate(ends)), list(accumulate(lost))
     return "".join(kept), lambda place: place + shifts[bisect_right(places, place) - 1]
-
-
-def _opens_item(found: re.Match[str]) -> bool:
-    """Return True for the opening tag of an item at the start of a line or behind another tag."""
-    return found["before"] is not None and found["name"].lower() in _ITEMS and not _OPENS_NONE.search(found[0])
-
-
-def moved(value: Any, place: Callable[[int], int]) -> Any:
-    """Return the value with the positions of its digits in the whole completion. Unknown positions stay -1."""
-    if isinstance(value, Digit):
-        return replace(value, offset=place(value.offset)) if value.offset >= 0 else value
-    return [moved(each, place) for each in value] if isinstance(value, list) else value
