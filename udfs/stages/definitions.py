@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from untold.udfs.errors import Refused as Refused
 from untold.udfs.errors import Unparsable as Unparsable
-from untold.udfs.ratings import SCALE
 from untold.udfs.stages.non_answers import leaked_names, texts_of, without_leaked
 from untold.udfs.stages.reading import first_turn
+from untold.udfs.stages.schemas import OutputFormat as OutputFormat
+from untold.udfs.stages.schemas import Schema, record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -180,85 +180,17 @@ class StageDefinition:
         return pa.schema([*self.output, *weighted, *read_as])
 
 
-Schema = Mapping[str, Any]
-
 # The ways to read a completion: JSON of the schema, the output format (methods, section 9), or another clear form
 SCHEMA, TEMPLATE, LENIENT = READ_AS = ("parsed_schema", "parsed_template", "parsed_lenient")
 REASONING = "reasoning"
 # OpenAI accepts 1,000 values in one schema. More numbers are a range
 MOST_NUMBERS = 250
 
-TEXT: Schema = {"type": "string"}
-RATING: Schema = {"type": "integer", "enum": list(map(int, SCALE))}
-# Endpoints require every field. A model that has finished its reasoning returns null
-THOUGHTS: Schema = {"type": ["string", "null"]}
-
-
-def record(**fields: Schema) -> Schema:
-    """Return the schema of an object with exactly these fields, in this order."""
-    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
-
-
-def listed(item: Schema) -> Schema:
-    """Return the schema of a list of these items."""
-    return {"type": "array", "items": item}
-
-
-def one_of(labels: Sequence[str]) -> Schema:
-    """Return the schema of one of these texts."""
-    return {"type": "string", "enum": list(labels)}
-
-
-def number_of(variable: str) -> Schema:
-    """Return the schema of the number of a text of a variable, from 1."""
-    return {"type": "integer", "enum": variable}
-
-
-@dataclass(frozen=True)
-class OutputFormat:
-    """The output format of a template: its description for a model, and its pattern. None matches any text."""
-
-    words: str
-    pattern: re.Pattern[str] | None = None
-
-
-def lines_of(pattern: str, line: str, each: str = "one line for each:") -> OutputFormat:
-    """Return the format with one item per line, or only `None`. `line` describes the pattern of a line."""
-    return OutputFormat(f"{each} `{line}`", re.compile(rf"(?:{pattern})(?:\n+(?:{pattern}))*|None"))
-
-
-def numbered_labels(
-    variable: str,
-    labels: Sequence[str],
-    names: tuple[str, str, str] = ("labels", "number", "label"),
-    *,
-    one: str = "",
-    pattern: str = "",
-    has_reason: bool = False,
-) -> dict[str, Any]:
-    """Return the `schema` and the `form` of a label for each text of a variable, with a reason if `has_reason`.
-
-    names: the fields of the list, of the number of a text, and of its label. one: the name of a text, by default the
-    variable without its last letter. pattern: the pattern of a written label, by default one of `labels`.
-    """
-    many, number, label = names
-    reason: dict[str, Schema] = {"reason": TEXT} if has_reason else {}
-    item = record(**{number: number_of(variable), **reason, label: one_of(labels)})
-    line = rf"\d{{1,9}}: (?:{pattern or '|'.join(labels)})" + (r"(?: \| .+)?" if has_reason else "")
-    shown = f"n: {label} | reason" if has_reason else f"n: {label}"
-    form = lines_of(line, shown, f"one line for each {one or variable[:-1]}:")
-    return {"schema": record(**{many: listed(item)}), "form": form}
-
-
-def label_of(labels: Sequence[str]) -> OutputFormat:
-    """Return the format of one of these labels without other text."""
-    return OutputFormat(f"one of {', '.join(labels)}", re.compile("|".join(map(re.escape, labels))))
-
 
 def filled(schema: Schema, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of one request.
 
-    >>> filled(number_of("claims"), {"claims": ["Water is wet.", "Ice is cold."]})
+    >>> filled({"type": "integer", "enum": "claims"}, {"claims": ["Water is wet.", "Ice is cold."]})
     {'type': 'integer', 'enum': [1, 2]}
     """
     variable = schema.get("enum")

@@ -12,27 +12,12 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from untold.udfs.errors import Unparsable
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.stages import forms
 from untold.udfs.stages.answers import read_text, reader, unbulleted
-from untold.udfs.stages.definitions import (
-    RECORDED,
-    TEXT,
-    THOUGHTS,
-    WRITTEN,
-    ExtractedItem,
-    Figures,
-    LinearSize,
-    OutputFormat,
-    StageDefinition,
-    Unparsable,
-    lines_of,
-    listed,
-    number_of,
-    numbered_labels,
-    record,
-)
-from untold.udfs.stages.labels import Vocabulary, read_numbered_labels
+from untold.udfs.stages.definitions import RECORDED, WRITTEN, ExtractedItem, Figures, LinearSize, StageDefinition
+from untold.udfs.stages.labels import Vocabulary, numbered_labels, read_numbered_labels
 from untold.udfs.stages.lists import NUMBERS, balanced, item_text
 from untold.udfs.stages.non_answers import has_no_content, says_absent
 from untold.udfs.stages.reading import (
@@ -44,6 +29,7 @@ from untold.udfs.stages.reading import (
     without_start,
     without_ticks,
 )
+from untold.udfs.stages.schemas import TEXT, THOUGHTS, OutputFormat, lines_of, listed, number_of, record
 
 COVERED, UNCOVERED = "covered", "uncovered"
 _STATEMENT_TYPE = pa.struct({"text": pa.string(), "covered": pa.bool_(), "sources": NUMBERS})

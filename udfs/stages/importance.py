@@ -13,27 +13,15 @@ from typing import Any
 
 import pyarrow as pa
 
+from untold.udfs.errors import Unparsable
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
 from untold.udfs.ratings import Digit
 from untold.udfs.stages import lists
 from untold.udfs.stages.answers import reader
-from untold.udfs.stages.definitions import (
-    FACTSCORE,
-    RATING,
-    WRITTEN,
-    Figures,
-    LinearSize,
-    OutputFormat,
-    StageDefinition,
-    Unparsable,
-    lines_of,
-    listed,
-    number_of,
-    one_of,
-    record,
-)
+from untold.udfs.stages.definitions import FACTSCORE, WRITTEN, Figures, LinearSize, StageDefinition
 from untold.udfs.stages.forms import find_records, get_field, lines_with_places, numbers_of_value, place_of_record
 from untold.udfs.stages.labels import Vocabulary, label_stage, labels_in_lines
+from untold.udfs.stages.schemas import RATING, OutputFormat, lines_of, listed, number_of, one_of, record
 
 _TOPIC_IDS = ("topicid", "topic", "topicnumber", "aspect", "aspectid")
 _ALIGNED_NAMES = ("evidence", "evidenceids", "evidenceclaimids", "claims", "claimids", "claim", "claimid")

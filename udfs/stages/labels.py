@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from untold.udfs.stages import definitions
 from untold.udfs.stages.answers import reader
 from untold.udfs.stages.definitions import Figures, StageDefinition, Unparsable
 from untold.udfs.stages.forms import find_records, get_field, lines_with_places, place_of_record
 from untold.udfs.stages.non_answers import texts_of
 from untold.udfs.stages.reading import split_marker, unfenced
+from untold.udfs.stages.schemas import TEXT, Schema, label_of, lines_of, listed, number_of, one_of, record
 
 LABEL_NAMES = (
     *("label", "relation", "relationship", "answer", "finalanswer", "verdict", "classification", "conclusion"),
@@ -192,8 +192,31 @@ def label_stage(
     def parse(text: str, variables: Mapping[str, Any]) -> dict[str, str]:
         return {"relation": read_label(text, vocabulary, texts_of(variables.values()))}
 
-    output, schema = pa.schema({"relation": pa.string()}), definitions.record(**{field: definitions.one_of(labels)})
-    return StageDefinition(name, variables, parse, output, schema=schema, form=definitions.label_of(labels), **more)
+    output, schema = pa.schema({"relation": pa.string()}), record(**{field: one_of(labels)})
+    return StageDefinition(name, variables, parse, output, schema=schema, form=label_of(labels), **more)
+
+
+def numbered_labels(
+    variable: str,
+    labels: Sequence[str],
+    names: tuple[str, str, str] = ("labels", "number", "label"),
+    *,
+    one: str = "",
+    pattern: str = "",
+    has_reason: bool = False,
+) -> dict[str, Any]:
+    """Return the `schema` and the `form` of a label for each text of a variable, with a reason if `has_reason`.
+
+    names: the fields of the list, of the number of a text, and of its label. one: the name of a text, by default the
+    variable without its last letter. pattern: the pattern of a written label, by default one of `labels`.
+    """
+    many, number, label = names
+    reason: dict[str, Schema] = {"reason": TEXT} if has_reason else {}
+    item = record(**{number: number_of(variable), **reason, label: one_of(labels)})
+    line = rf"\d{{1,9}}: (?:{pattern or '|'.join(labels)})" + (r"(?: \| .+)?" if has_reason else "")
+    shown = f"n: {label} | reason" if has_reason else f"n: {label}"
+    form = lines_of(line, shown, f"one line for each {one or variable[:-1]}:")
+    return {"schema": record(**{many: listed(item)}), "form": form}
 
 
 def numbered_label_stage(
@@ -215,7 +238,7 @@ def numbered_label_stage(
         return {names[0]: read_numbered_labels(text, given[variables[-1]], vocabulary)}
 
     output = pa.schema({names[0]: pa.list_(pa.string())})
-    form = definitions.numbered_labels(variables[-1], labels, names, **more)
+    form = numbered_labels(variables[-1], labels, names, **more)
     return StageDefinition(name, variables, parse, output, figures=figures, **form)
 
 

@@ -9,14 +9,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from untold.udfs.errors import Unparsable
 from untold.udfs.ratings import SCALE, Digit
 from untold.udfs.recall.segmentation import sentences
 from untold.udfs.stages import forms
 from untold.udfs.stages.answers import reader
-from untold.udfs.stages.definitions import TEXT, ExtractedItem, StageDefinition, Unparsable, listed, record
+from untold.udfs.stages.definitions import ExtractedItem, StageDefinition
 from untold.udfs.stages.labels import BOXED
 from untold.udfs.stages.non_answers import says_absent, texts_of
 from untold.udfs.stages.reading import asks, breaks_off, collapsed, is_none, split_marker, unfenced, without_start
+from untold.udfs.stages.schemas import TEXT, listed, record
 from untold.udfs.texts import compatible
 
 _TEXT_NAMES = ("text", "statement", "item", "content")

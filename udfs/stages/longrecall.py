@@ -8,24 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from untold.udfs.errors import Unparsable
 from untold.udfs.stages import lists
 from untold.udfs.stages.answers import reader
-from untold.udfs.stages.definitions import (
-    TEXT,
-    WRITTEN,
-    Figures,
-    LinearSize,
-    OutputFormat,
-    StageDefinition,
-    Unparsable,
-    label_of,
-    lines_of,
-    listed,
-    number_of,
-    one_of,
-    record,
-)
+from untold.udfs.stages.definitions import WRITTEN, Figures, LinearSize, StageDefinition
 from untold.udfs.stages.labels import Vocabulary, read_label
+from untold.udfs.stages.schemas import TEXT, OutputFormat, label_of, lines_of, listed, number_of, one_of, record
 
 MATCH_VARIABLES = ("reference", "candidate")
 _MATCH, _NO_MATCH = "match", "no match"

@@ -9,28 +9,15 @@ from typing import Any
 
 import pyarrow as pa
 
+from untold.udfs.errors import Unparsable
 from untold.udfs.ratings import Digit
 from untold.udfs.stages import lists
 from untold.udfs.stages.answers import reader
-from untold.udfs.stages.definitions import (
-    FACTSCORE,
-    RATING,
-    TEXT,
-    WRITTEN,
-    ExtractedItem,
-    Figures,
-    LinearSize,
-    StageDefinition,
-    Unparsable,
-    lines_of,
-    listed,
-    number_of,
-    one_of,
-    record,
-)
+from untold.udfs.stages.definitions import FACTSCORE, WRITTEN, ExtractedItem, Figures, LinearSize, StageDefinition
 from untold.udfs.stages.forms import ListLine, find_records, get_field, read_list, says_nothing, undecorated
 from untold.udfs.stages.labels import Vocabulary, label_stage, numbered_label_stage
 from untold.udfs.stages.non_answers import says_absent
+from untold.udfs.stages.schemas import RATING, TEXT, lines_of, listed, number_of, one_of, record
 
 RELATIONS = ("entailment", "contradiction", "neutral")
 RELATION_VARIABLES = ("premise", "hypothesis")

@@ -12,25 +12,25 @@ from typing import Any
 
 import pyarrow as pa
 
+from untold.udfs.errors import Unparsable
 from untold.udfs.facts import citation_measures
 from untold.udfs.facts.nugget_measures import NOT_SUPPORT, OKAY, PARTIAL, SUPPORT, SUPPORTS, VITAL
 from untold.udfs.facts.relevancy_measures import BACKGROUND, IRRELEVANT, LABELS, RELEVANT
 from untold.udfs.facts.rubric_measures import LEVEL, MET, NOT_MET, PARTLY, VERDICTS
 from untold.udfs.samples.items import IMPORTANCES, MOST_LEVELS
 from untold.udfs.stages.answers import reader
-from untold.udfs.stages.definitions import (
-    WRITTEN,
-    Figures,
-    LinearSize,
-    StageDefinition,
-    Unparsable,
-    lines_of,
-    numbered_labels,
-)
+from untold.udfs.stages.definitions import WRITTEN, Figures, LinearSize, StageDefinition
 from untold.udfs.stages.forms import find_records, get_field, place_of_record
-from untold.udfs.stages.labels import LABEL_NAMES, Vocabulary, numbered_label_stage, read_numbered_labels
+from untold.udfs.stages.labels import (
+    LABEL_NAMES,
+    Vocabulary,
+    numbered_label_stage,
+    numbered_labels,
+    read_numbered_labels,
+)
 from untold.udfs.stages.lists import CLAIM_NAMES, TEXTS, list_stage, read_texts
 from untold.udfs.stages.non_answers import texts_of
+from untold.udfs.stages.schemas import lines_of
 
 _INPUTS = ("nugget", "nuggets", "query", "response")
 _IMPORTANCES = Vocabulary(

@@ -13,31 +13,17 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from untold.udfs.errors import Unparsable
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.llm.tools import COMPARE_QUANTITIES
 from untold.udfs.ratings import Digit
 from untold.udfs.stages import forms, lists
 from untold.udfs.stages.answers import reader
-from untold.udfs.stages.definitions import (
-    RATING,
-    TEXT,
-    THOUGHTS,
-    WRITTEN,
-    ExtractedItem,
-    Figures,
-    LinearSize,
-    OutputFormat,
-    StageDefinition,
-    Unparsable,
-    lines_of,
-    listed,
-    number_of,
-    one_of,
-    record,
-)
+from untold.udfs.stages.definitions import WRITTEN, ExtractedItem, Figures, LinearSize, StageDefinition
 from untold.udfs.stages.labels import LABEL_NAMES, Vocabulary, numbered_label_stage, read_label
 from untold.udfs.stages.non_answers import UNKNOWN_WORDS, says_absent
 from untold.udfs.stages.reading import asks, is_none, split_marker, without_start
+from untold.udfs.stages.schemas import RATING, TEXT, THOUGHTS, OutputFormat, lines_of, listed, number_of, one_of, record
 
 RELATIONS = ("equivalent", "first_implies_second", "second_implies_first", "contradictory", "neutral")
 _WORDS = Vocabulary(

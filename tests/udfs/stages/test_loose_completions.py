@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.udfs.stages.test_completions import plain
+from untold.udfs.errors import Refused, Unparsable
 from untold.udfs.stages import STAGES
-from untold.udfs.stages.definitions import Refused, Unparsable
 from untold.udfs.stages.non_answers import example_names
 
 ROOT = Path(__file__).resolve().parents[3]
