@@ -30,8 +30,6 @@ ERROR_TYPES = {
 SHOWN_COLUMNS = ("item", "method", "query", "response", "contexts", "covered", "uncovered")
 SHEET_COLUMNS = (*SHOWN_COLUMNS, "errors")
 KEY_COLUMNS = (*SHOWN_COLUMNS, "sample_id", "metric", "score", "label")
-READ_OF_SHEET = ("item", "method", "errors")
-READ_OF_KEY = ("item", "method", "metric", "score", "label")
 ALL = "all"
 FULLY_CORRECT, AGREEMENT = "fully_correct", "agreement"
 # Metric and measure: by hand on 50 samples, the agreement over all metrics together (methods, section 6)
@@ -91,9 +89,6 @@ class AnnotatedJudgement:
         return match_label(self.score, self.label) == (not self.errors)
 
 
-# Sheets to fill in
-
-
 def plain_line(text: str) -> str:
     """Return a statement as one line that ends in a full stop or another mark.
 
@@ -138,9 +133,6 @@ def make_sheet(drawn: Sequence[DrawnSample], seed: int) -> tuple[list[list[Cell]
     return sheet, key
 
 
-# Sheets filled in
-
-
 def read_annotations(sheet: tuple[str, Rows], key: tuple[str, Rows]) -> list[AnnotatedJudgement]:
     """Return the judgements of a filled sheet and its key. Each is a file name with its rows, the header first.
 
@@ -149,8 +141,8 @@ def read_annotations(sheet: tuple[str, Rows], key: tuple[str, Rows]) -> list[Ann
     one per line, each with its row number in the spreadsheet.
     """
     problems: list[str] = []
-    errors = _by_pair(*sheet, READ_OF_SHEET, _read_errors, problems)
-    keyed = _by_pair(*key, READ_OF_KEY, _read_key, problems)
+    errors = _by_pair(*sheet, ("item", "method", "errors"), _read_errors, problems)
+    keyed = _by_pair(*key, ("item", "method", "metric", "score", "label"), _read_key, problems)
     # Only if all rows are readable. Otherwise an unreadable row would be reported twice
     problems = problems or [
         f"{name}: no row for item {item}, method {method}, which {other} has"
@@ -257,9 +249,6 @@ def _near(word: str, known: Iterable[str]) -> str:
 def _shorten(word: str) -> str:
     """Return a cell for a message. A wrong column may contain whole texts."""
     return word if len(word) <= SHOWN_LENGTH else f"{word[:SHOWN_LENGTH]}..."
-
-
-# What they say
 
 
 def summarise_study(judgements: Sequence[AnnotatedJudgement], *, seed: int) -> list[dict[str, Any]]:

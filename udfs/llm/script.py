@@ -27,7 +27,7 @@ from untold.udfs.llm.usage import estimate_tokens
 from untold.udfs.retrieval.embedding import embedding_inputs
 from untold.udfs.stages import definition_of
 from untold.udfs.stages.definitions import OutputFormat, Unparsable, filled
-from untold.udfs.stages.lookups import PROVIDERS, NoHitsError, Provider
+from untold.udfs.stages.lookups import PROVIDERS, NoHitsError
 from untold.udfs.stages.non_answers import example_names
 
 TOP_LOGPROBS = 10
@@ -295,7 +295,7 @@ class WebSearchScript:
     """Calls of a search service. The response is stored unchanged."""
 
     def __init__(self, stage: Stage) -> None:
-        self._provider: Provider = PROVIDERS[stage.model]
+        self._provider = PROVIDERS[stage.model]
 
     def render(self, request: Request) -> tuple[bytes | None, Answer | None]:
         """Return the query string of the URL as bytes."""

@@ -26,8 +26,6 @@ CONFLICTBANK_CLAIMS = {"default": "default_claim", "counterfactual": "misinforma
 CONFLICTBANK_SETS = ("all", *CONFLICTBANK_CONTEXTS)
 # Questions without responses; responses with labelled items, labelled criteria, or one label
 Use = Literal["questions", "items", "criteria", "labels"]
-
-
 Expand = Callable[[Values, int], Iterable[Values | FileRecord]]
 
 

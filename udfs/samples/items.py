@@ -156,19 +156,19 @@ def _item(name: str, text: str, item: Any, where: str) -> Item:
         name,
         text,
         anchor,
-        _weight(_weight_in(known, where), where),
+        _weight_in(known, where),
         _texts(known.get("labels"), f"labels of {where}"),
         cast(tuple[str, ...] | None, covered_by),
         _importance(known.get("importance"), where),
     )
 
 
-def _weight_in(known: Mapping[str, Any], where: str) -> Any:
+def _weight_in(known: Mapping[str, Any], where: str) -> float | None:
     """Return `weight`, or `points` as in HealthBench. Raises ValueError if they differ."""
     weights = [known[name] for name in WEIGHTS if known.get(name) is not None]
     if len(weights) == len(WEIGHTS) and weights[0] != weights[1]:
         raise ValueError(f"{where} has a weight and points that differ; keep one of them")
-    return weights[0] if weights else None
+    return _weight(weights[0], where) if weights else None
 
 
 def _importance(value: Any, where: str) -> str | None:
@@ -239,7 +239,7 @@ def _criterion(place: int, name: str, text: str, item: Any) -> dict[str, Any]:
     where = f"criterion {place}"
     if not text.strip():
         raise ValueError(f"{where} has no text")
-    points = _weight(_weight_in(known, where), where)
+    points = _weight_in(known, where)
     if points is not None and abs(points) > MOST_POINTS:
         raise ValueError(f"points of {where} are not a number from -{MOST_POINTS:g} to {MOST_POINTS:g}")
     return {

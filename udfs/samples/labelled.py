@@ -92,12 +92,9 @@ CLAIM_FORMATS: dict[str, Adapter] = {
 }
 """Formats of labelled claims."""
 
-
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 SURFACE = (*ROUGE, "bleu", "meteor")
 _WORD = re.compile(r"\w+")
-
-
 # An empty WordNet: METEOR matches exactly and by stems, and needs no downloaded corpus
 _NO_SYNONYMS = SimpleNamespace(synsets=lambda word: [])
 

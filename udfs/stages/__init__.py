@@ -46,7 +46,6 @@ LOOKUPS: Registry[StageDefinition] = Registry((), "untold.lookups", places=_plac
 MASKS: Registry[Mask] = Registry((), "untold.masks")
 """Masks of the texts of requests. Only other packages have masks."""
 
-
 UNASKED = "unasked"
 """The error type of a request that has no completion and no failure yet."""
 

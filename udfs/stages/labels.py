@@ -219,7 +219,7 @@ def numbered_labels(
     return {"schema": record(**{many: listed(item)}), "form": form}
 
 
-def numbered_label_stage(
+def labels_stage(
     name: str,
     variables: tuple[str, ...],
     labels: Sequence[str],

@@ -293,32 +293,27 @@ def read_rated_texts(completion: str, names: Sequence[str], texts: Sequence[str]
 def _rated_records(completion: str, records: Sequence[Any], names: Sequence[str]) -> list[RatedText]:
     if records and all(isinstance(each, int) for each in records):
         return [RatedText("", Digit(rating_of_value(each), -1), place) for place, each in enumerate(records, 1)]
-    texts: list[str] = []
-    ratings: list[int] = []
-    numbers: list[int | None] = []
+    rated: list[RatedText] = []
     name = ""
     for each in records:
         if isinstance(each, str):
             split = split_rating(each, 0, "")
             if split is None:
                 raise Unparsable("an item without a rating")
-            texts.append(item_text(split[0]))
-            ratings.append(split[1].value)
-            numbers.append(None)
+            rated.append(RatedText(item_text(split[0]), Digit(split[1].value, -1), None))
             continue
         if not isinstance(each, dict):
             raise Unparsable("a list element of another type than object")
         name = next((one for one in RATING_NAMES if one in each), "")
-        ratings.append(rating_of_value(forms.get_field(each, RATING_NAMES)))
-        said = forms.get_field(each, names)
-        texts.append(said.strip() if isinstance(said, str) else "")
-        numbers.append(
-            forms.number_of_value(
-                forms.get_field(each, forms.ID_NAMES) if said is None or isinstance(said, str) else said
-            )
-        )
-    digits = digits_of_fields(completion, name, ratings) if name else [Digit(value, -1) for value in ratings]
-    return [RatedText(*one) for one in zip(texts, digits, numbers, strict=True)]
+        digit = Digit(rating_of_value(forms.get_field(each, RATING_NAMES)), -1)
+        text = forms.get_field(each, names)
+        is_text = text is None or isinstance(text, str)
+        number = forms.number_of_value(forms.get_field(each, forms.ID_NAMES) if is_text else text)
+        rated.append(RatedText(text.strip() if isinstance(text, str) else "", digit, number))
+    if not name:
+        return rated
+    digits = digits_of_fields(completion, name, [one.digit.value for one in rated])
+    return [replace(one, digit=digit) for one, digit in zip(rated, digits, strict=True)]
 
 
 def ratings_in_order(rated: Sequence[RatedText], texts: Sequence[str]) -> list[Digit]:

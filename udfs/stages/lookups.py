@@ -6,7 +6,8 @@ import html
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from contextlib import suppress
+from typing import Any
 from urllib.parse import urlencode
 
 import pyarrow as pa
@@ -17,37 +18,19 @@ from untold.udfs.stages.nli import RELATION_VARIABLES, RELATIONS
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 
 
-WebHit = dict[str, str]
-"""A search result: its address `id`, and the `text`, which is the title and the description from the service."""
-
-
-class NoHitsError(ValueError):
+class NoHitsError(Unparsable):
     """A body without the results of a search. The message contains no text of the body."""
-
-
-class Provider(Protocol):
-    """A search service. Its name is a value of `search.model`. To add a service, add a class to `PROVIDERS`."""
-
-    name: ClassVar[str]
-    key_header: ClassVar[str]
-
-    def query(self, variables: Mapping[str, Any]) -> str:
-        """Return the URL-encoded query of the address for the variables query and count."""
-
-    def hits(self, body: str) -> list[WebHit]:
-        """Return the hits in a body in the order of the service, each address once. Raises NoHitsError."""
 
 
 class Brave:
     """The Brave Search API: GET /res/v1/web/search with `q` and `count`."""
 
-    name: ClassVar[str] = "brave"
-    key_header: ClassVar[str] = "X-Subscription-Token"
+    name, key_header = "brave", "X-Subscription-Token"
     # The limits of the service, which rejects longer queries and larger counts
     MOST_WORDS, MOST_CHARACTERS, MOST_HITS = 50, 400, 20
 
     def query(self, variables: Mapping[str, Any]) -> str:
-        """Return `q`, cut at the end of a word to 50 words and 400 characters, and `count`, at most 20."""
+        """Return URL-encoded `q`, cut at the end of a word to 50 words and 400 characters, and `count`, at most 20."""
         return urlencode({"q": self.cut(variables["query"]), "count": min(int(variables["count"]), self.MOST_HITS)})
 
     def cut(self, query: str) -> str:
@@ -61,8 +44,11 @@ class Brave:
             words.pop()
         return " ".join(words)[: self.MOST_CHARACTERS]
 
-    def hits(self, body: str) -> list[WebHit]:
-        """Return the url, title and description of `web.results`, which the service omits if there are none."""
+    def hits(self, body: str) -> list[dict[str, str]]:
+        """Return the hits in `web.results`, which the service omits if there are none, each url once.
+
+        A hit has its url as `id`, and its title and description as `text`. Raises NoHitsError for another body.
+        """
         try:
             answer = json.loads(body)
             results = (answer.get("web") or {}).get("results") or []
@@ -70,38 +56,31 @@ class Brave:
                 raise NoHitsError
             found: dict[str, str] = {}
             for hit in results:
+                texts = [hit.get(name) or "" for name in ("title", "description")]
+                # Tags are removed first, because a decoded `&lt;` does not start a tag
+                parts = [html.unescape(_TAG.sub("", part)).strip() for part in texts]
                 # Keep the first hit of an address
-                found.setdefault(str(hit["url"]), _text_of(hit))
+                found.setdefault(str(hit["url"]), " ".join(filter(None, parts)))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise NoHitsError("the body is not the result of a web search") from error
         return [{"id": url, "text": text} for url, text in found.items()]
 
 
-def _text_of(hit: Mapping[str, Any]) -> str:
-    # Tags are removed first, because a decoded `&lt;` does not start a tag
-    parts = (html.unescape(_TAG.sub("", hit.get(name) or "")).strip() for name in ("title", "description"))
-    return " ".join(filter(None, parts))
+# The search services: a name is a value of `search.model`. A new service is a class with the attributes of `Brave`
+PROVIDERS = {provider.name: provider for provider in (Brave(),)}
 
 
-PROVIDERS: Mapping[str, Provider] = {provider.name: provider for provider in (Brave(),)}
-
-
-def hits_of(body: str) -> list[WebHit]:
+def hits_of(body: str) -> list[dict[str, str]]:
     """Return the hits in a body of any known service. Raises NoHitsError for other bodies."""
     for provider in PROVIDERS.values():
-        try:
+        with suppress(NoHitsError):
             return provider.hits(body)
-        except NoHitsError:
-            continue
     raise NoHitsError("the body is not the result of a web search")
 
 
 def parse_hits(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `hits`, each with id and text, in the order of the service. Raises `Unparsable` for other bodies."""
-    try:
-        return {"hits": hits_of(completion)}
-    except NoHitsError as error:
-        raise Unparsable(str(error)) from None
+    return {"hits": hits_of(completion)}
 
 
 def parse_entailment(completion: str, variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from untold.udfs.stages import lists
 from untold.udfs.stages.answers import reader
 from untold.udfs.stages.definitions import FACTSCORE, WRITTEN, ExtractedItem, Figures, LinearSize, StageDefinition
 from untold.udfs.stages.forms import ListLine, find_records, get_field, read_list, says_nothing, undecorated
-from untold.udfs.stages.labels import Vocabulary, label_stage, numbered_label_stage
+from untold.udfs.stages.labels import Vocabulary, label_stage, labels_stage
 from untold.udfs.stages.non_answers import says_absent
 from untold.udfs.stages.schemas import RATING, TEXT, lines_of, listed, number_of, one_of, record
 
@@ -188,7 +188,7 @@ CLASSIFY_RELATION = label_stage(
     figures=Figures(WRITTEN, completion=LinearSize(12.0)),
     read_alone=True,
 )
-CLASSIFY_RELATIONS = numbered_label_stage(
+CLASSIFY_RELATIONS = labels_stage(
     "classify_relations",
     LIST_VARIABLES,
     RELATIONS,

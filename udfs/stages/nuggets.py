@@ -19,15 +19,9 @@ from untold.udfs.facts.relevancy_measures import BACKGROUND, IRRELEVANT, LABELS,
 from untold.udfs.facts.rubric_measures import LEVEL, MET, NOT_MET, PARTLY, VERDICTS
 from untold.udfs.samples.items import IMPORTANCES, MOST_LEVELS
 from untold.udfs.stages.answers import reader
-from untold.udfs.stages.definitions import WRITTEN, Figures, LinearSize, StageDefinition
+from untold.udfs.stages.definitions import WRITTEN, Figures, LinearSize, Parser, StageDefinition
 from untold.udfs.stages.forms import find_records, get_field, place_of_record
-from untold.udfs.stages.labels import (
-    LABEL_NAMES,
-    Vocabulary,
-    numbered_label_stage,
-    numbered_labels,
-    read_numbered_labels,
-)
+from untold.udfs.stages.labels import LABEL_NAMES, Vocabulary, labels_stage, numbered_labels, read_numbered_labels
 from untold.udfs.stages.lists import CLAIM_NAMES, TEXTS, list_stage, read_texts
 from untold.udfs.stages.non_answers import texts_of
 from untold.udfs.stages.schemas import lines_of
@@ -97,15 +91,6 @@ def read_nuggets(text: str, variables: Mapping[str, Any]) -> list[str]:
 
 
 @partial(reader, may_be_code=True)
-def parse_assignments(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
-    """Return the `labels` and `reasons` for each of `nuggets`: one of `SUPPORTS`, None for one without a clear label.
-
-    The prompt requests no reasons, but models that follow the format of records give some.
-    """
-    return _reasoned_labels(text, variables["nuggets"], _SUPPORTS)
-
-
-@partial(reader, may_be_code=True)
 def parse_criteria(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
     """Return the `verdicts` and `reasons` for each of `criteria`, None for one without a clear verdict.
 
@@ -129,10 +114,9 @@ def parse_supports(text: str, variables: Mapping[str, Any]) -> dict[str, list[st
     return {"supports": [_OF_LABEL[label] if label else None for label in said["labels"]], "reasons": said["reasons"]}
 
 
-@partial(reader, may_be_code=True)
-def parse_relevancies(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
-    """Return the `labels` and `reasons` for each of `sentences`, None for one without a clear label."""
-    return _reasoned_labels(text, variables["sentences"], _RELEVANCIES)
+def _parser_of(variable: str, vocabulary: Vocabulary) -> Parser:
+    """Return the parser of the `labels` and `reasons` of the texts of a variable. Reasons may quote code."""
+    return reader(lambda text, given: _reasoned_labels(text, given[variable], vocabulary), may_be_code=True)
 
 
 def _reasoned_labels(text: str, items: Sequence[str], vocabulary: Vocabulary) -> dict[str, list[str | None]]:
@@ -167,7 +151,7 @@ CREATE_NUGGETS = list_stage(
     figures=Figures(WRITTEN, completion=LinearSize(slope=0.85), things=LinearSize(slope=0.062)),
     example={"most": 30},
 )
-RATE_NUGGETS = numbered_label_stage(
+RATE_NUGGETS = labels_stage(
     "rate_nuggets",
     ("query", "nuggets"),
     IMPORTANCES,
@@ -175,10 +159,11 @@ RATE_NUGGETS = numbered_label_stage(
     ("labels", "number", "label"),
     Figures(WRITTEN, completion=LinearSize(slope=0.37)),
 )
+# The prompt requests no reasons, but models that follow the format of records give some
 ASSIGN_NUGGETS = StageDefinition(
     "assign_nuggets",
     ("query", "response", "nuggets"),
-    parse_assignments,
+    _parser_of("nuggets", _SUPPORTS),
     _REASONED,
     **numbered_labels("nuggets", SUPPORTS),
     figures=Figures(WRITTEN, completion=LinearSize(slope=0.34)),
@@ -212,7 +197,7 @@ JUDGE_SUPPORT = StageDefinition(
 JUDGE_RELEVANCY = StageDefinition(
     "judge_relevancy",
     ("query", "sentences"),
-    parse_relevancies,
+    _parser_of("sentences", _RELEVANCIES),
     _REASONED,
     **numbered_labels("sentences", LABELS, has_reason=True),
     figures=Figures(WRITTEN, completion=LinearSize(slope=1.0)),

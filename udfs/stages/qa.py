@@ -20,7 +20,7 @@ from untold.udfs.ratings import Digit
 from untold.udfs.stages import forms, lists
 from untold.udfs.stages.answers import reader
 from untold.udfs.stages.definitions import WRITTEN, ExtractedItem, Figures, LinearSize, StageDefinition
-from untold.udfs.stages.labels import LABEL_NAMES, Vocabulary, numbered_label_stage, read_label
+from untold.udfs.stages.labels import LABEL_NAMES, Vocabulary, labels_stage, read_label
 from untold.udfs.stages.non_answers import UNKNOWN_WORDS, says_absent
 from untold.udfs.stages.reading import asks, is_none, split_marker, without_start
 from untold.udfs.stages.schemas import RATING, TEXT, THOUGHTS, OutputFormat, lines_of, listed, number_of, one_of, record
@@ -388,7 +388,7 @@ COMPARE_ANSWERS = StageDefinition(
     figures=Figures(WRITTEN, completion=LinearSize(5.0, slope=0.84)),
     max_tokens=8_192,
 )
-COMPARE_MANY = numbered_label_stage(
+COMPARE_MANY = labels_stage(
     "compare_many",
     ("question", "answer", "others"),
     RELATIONS,
