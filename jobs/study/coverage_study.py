@@ -10,7 +10,6 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import sha256
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -126,7 +125,7 @@ class CoverageStudy(Study):
     def evaluate(self, found: Judgements) -> StudyFindings:
         """Compare the verdicts of the models with the labels, and the methods with each other."""
         request, items = self.request, self.units
-        options: dict[str, Any] = {"clustered": request.cluster, "seed": request.settings.statistics.seed}
+        options = request.resampling
         model, missing = _token_model(request.settings)
         names, tiers = list(methods_of(found).values()), tiers_of(found)
         counts = {tier: tiers.count(tier) for tier in all_tiers(names)}
