@@ -226,7 +226,10 @@ def costs(run: RunTables, *others: RunTables) -> Picture:
     rows = [row for row in analysis.costs((run, *others)).to_pylist() if row["calls"]]
     what = "cost" if any(row["cost"] for row in rows) else "calls"
     rows = sorted(rows, key=lambda row: -(row[what] or 0))
-    told = [f"{row['calls']:,}" if what == "calls" else f"{_price(row)}, {row['calls']:,} calls" for row in rows]
+    # A missing price is not a cost of 0
+    prices = ["no price" if row["cost"] is None else f"{row['cost']:.4f}" for row in rows]
+    calls = [f"{row['calls']:,}" for row in rows]
+    told = calls if what == "calls" else [f"{one}, {count} calls" for one, count in zip(prices, calls, strict=True)]
     return _bars([row["stage"] for row in rows], [row[what] or 0 for row in rows], told, BLUE, f"{what} by stage")
 
 
@@ -278,11 +281,6 @@ def match_rates(run: RunTables, convention: str = "mismatch") -> Picture:
     constant = next((row["value"] for row in rows if row["measure"] == "baseline_constant"), None)
     label = "label match rate, 95 % interval (dashed = one label for everything)"
     return _dots(rates, "model", "metric", "value", label, line=constant)
-
-
-def _price(row: Row) -> str:
-    """Return the cost of a stage as text. A missing price is not a cost of 0."""
-    return "no price" if row["cost"] is None else f"{row['cost']:.4f}"
 
 
 def _band(panel: Axes, line: Sequence[Row], dates: Sequence[str], colour: str) -> None:

@@ -191,8 +191,7 @@ def _estimate(options: Options) -> int:
     found = estimate(request, _note)
     if options.output:
         write_estimates(request, found, arguments.absolute(options.output), overwrite=options.overwrite)
-    rows = {"estimates": found.means, "differences": found.differences}
-    arguments.print_result(options, rows, lambda page: estimate_lines(found, page, every=options.all))
+    arguments.print_result(options, found, lambda page: estimate_lines(found, page, every=options.all))
     return code
 
 
@@ -255,24 +254,22 @@ def _note(line: str) -> None:
 
 def _sweep(options: Options) -> int:
     """Compute ICAT of an output for several betas, as a table and a plot."""
-    from untold.jobs.sweep import BETAS, SweepRequest, show_sweep, sweep
+    from untold.jobs.sweep import BETAS, show_sweep, sweep
 
-    return _over_measures(options, partial(SweepRequest, betas=options.betas or BETAS), sweep, show_sweep)
+    return _over_measures(options, partial(sweep, betas=options.betas or BETAS), show_sweep)
 
 
 def _curve(options: Options) -> int:
     """Compute recall at k of an output, as a table and a plot."""
-    from untold.jobs.sweep import CurveRequest, curve, show_curve
+    from untold.jobs.sweep import curve, show_curve
 
-    return _over_measures(options, partial(CurveRequest, ks=options.k or ()), curve, show_curve)
+    return _over_measures(options, partial(curve, ks=options.k or ()), show_curve)
 
 
-def _over_measures(
-    options: Options, request: Callable[..., Any], run: Callable[..., Any], show: Callable[..., None]
-) -> int:
+def _over_measures(options: Options, run: Callable[..., Any], show: Callable[..., None]) -> int:
     """Make a table and a plot from the measures of a run."""
     output = arguments.absolute(options.run)
-    rows = run(request(output, seed=arguments.settings_without_endpoint(options).statistics.seed))
+    rows = run(output, seed=arguments.settings_without_endpoint(options).statistics.seed)
     if options.json:
         arguments.print_json(rows)
     else:
