@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, groupby
 from typing import TYPE_CHECKING, Any
 
@@ -139,31 +139,19 @@ PILOT, PILOT_SHARE = 20, 0.25
 PLANNED_SHARE = 0.9
 
 
-@dataclass(frozen=True)
-class PartRequest:
-    """Two runs over the same samples: `proxy` scores all, and `judged` a random part with a language model.
+def score_part(judged: ScoreRequest, display: Display, *, proxy: ScoreRequest, budget: float | None) -> Outcome:
+    """Score all samples with the proxy, and a random part with the language model. A run that ends early ends the job.
 
-    `budget` is the largest cost of the part, in the currency of the prices. None uses the draw of `judged`.
-    """
-
-    proxy: ScoreRequest
-    judged: ScoreRequest
-    budget: float | None = None
-
-
-def score_part(request: PartRequest, display: Display) -> Outcome:
-    """Score all samples with the proxy, and the part with the language model. A run that ends early ends the job.
-
-    A pilot before both measures the cost of a sample. It is a smaller draw of the same seed: its samples are in the
-    part, and their completions in its store. A second start continues the draws of the first one. Raises EstimateError
+    `budget` is the largest cost of the part, in the currency of the prices. None uses the draw of `judged`. A pilot
+    before both runs measures the cost of a sample. It is a smaller draw of the same seed: its samples are in the part,
+    and their completions in its store. A second start continues the draws of the first one. Raises EstimateError
     without prices, and for a budget that pays for too few samples.
     """
     from untold.jobs.inputs.sampling import Draw
     from untold.jobs.score import score
 
-    judged, budget = request.judged, request.budget
     if budget is None:
-        outcome = score(request.proxy, display)
+        outcome = score(proxy, display)
         return score(judged, display) if outcome.is_complete else outcome
     settings = judged.settings.model_copy(update={"completion_store": judged.store})
     judged = replace(judged, settings=settings)
@@ -172,7 +160,7 @@ def score_part(request: PartRequest, display: Display) -> Outcome:
     drawn, spent = _earlier(pilot)
     drawn = drawn or _affordable(pilot, draw, budget * PILOT_SHARE, 0, display)
     outcome = score(_limited(pilot, drawn, budget - spent), display)
-    outcome = score(request.proxy, display) if outcome.is_complete else outcome
+    outcome = score(proxy, display) if outcome.is_complete else outcome
     if not outcome.is_complete:
         return outcome
     samples = outcome.manifest["counts"]["samples"]

@@ -180,17 +180,13 @@ def left_out(
     rows = analysis.left_out((run, *others), by, n, metrics).to_pylist()
     rows.sort(key=lambda row: -row["share"])
     several = len({row["metric"] for row in rows}) > 1
-    labels = [_label(row, by, several=several) for row in rows]
+    # Ids of sources are unique per query
+    names = [f"{row[by]} ({row['query']})" if by == "source" else str(row[by]) for row in rows]
+    labels = [f"{row['metric']}: {name}" if several else name for row, name in zip(rows, names, strict=True)]
     of = "responses" if by == "statement" else "statements"
     told = [f"{row['missed']:,} of {row[of]:,}" for row in rows]
     title = f"left out most, by {by} (share of {'responses' if by == 'statement' else 'its statements'})"
     return _bars(labels, [row["share"] for row in rows], told, RED, title, limit=1.0)
-
-
-def _label(row: Row, by: str, *, several: bool) -> str:
-    """Return the label of a bar, with the metric if there are several. Ids of sources are unique per query."""
-    name = f"{row[by]} ({row['query']})" if by == "source" else str(row[by])
-    return f"{row['metric']}: {name}" if several else name
 
 
 @_drawn

@@ -205,7 +205,7 @@ def _score_part(options: Options) -> int:
         )
     if options.labels:
         raise click.UsageError("--labels needs RUN, the output of the judge: untold estimate RUN --labels FILE")
-    from untold.jobs.compare import PartRequest, score_part
+    from untold.jobs.compare import score_part
     from untold.jobs.metrics import JUDGED_METRICS, check_metrics
     from untold.jobs.settings.layers import read_overrides
 
@@ -226,7 +226,8 @@ def _score_part(options: Options) -> int:
         given |= {} if name == "judged" else {"random": None, "stratify": None}
         requests[name] = arguments.score_request(Options(**given), resolved)
         requests[name].check()
-    return arguments.run_job(score_part, PartRequest(**requests, budget=options.judge_budget), lambda *_: None)
+    job = partial(score_part, proxy=requests["proxy"], budget=options.judge_budget)
+    return arguments.run_job(job, requests["judged"], lambda *_: None)
 
 
 def _sample_size(options: Options) -> int:

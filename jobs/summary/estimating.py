@@ -165,21 +165,14 @@ def _moments(rows: Rows, own: tuple[float, float, float, float]) -> Moments:
     judged = sum(row["w_judged"] * row["score"] for row in rows)
     shift = sum(row["w_rest"] * row["proxy_rest"] - row["w_shift"] * row["proxy"] for row in rows)
     variance, covariance, _, shift_variance = own
-    return Moments(judged, shift, variance, covariance, shift_variance, _pooled(rows))
-
-
-def _pooled(rows: Rows) -> float | None:
-    """Return the variance of the shift from the variance of the proxy over all samples.
-
-    Return None for several strata, for clusters, and if all samples are judged.
-    """
-    row = rows[0]
-    if len(rows) > 1 or row["clustered"] or not row["rest"]:
-        return None
-    number = row["judged"] + row["rest"]
-    mean = (row["proxy"] + row["proxy_rest"]) / number
-    variance = (row["squares"] - number * mean * mean) / (number - 1)
-    return float(variance * (1 / row["judged"] + 1 / row["rest"]))
+    row, pooled = rows[0], None
+    # One stratum without clusters: the variance of the shift from the variance of the proxy over all samples
+    if len(rows) == 1 and not row["clustered"] and row["rest"]:
+        number = row["judged"] + row["rest"]
+        mean = (row["proxy"] + row["proxy_rest"]) / number
+        of_proxy = (row["squares"] - number * mean * mean) / (number - 1)
+        pooled = float(of_proxy * (1 / row["judged"] + 1 / row["rest"]))
+    return Moments(judged, shift, variance, covariance, shift_variance, pooled)
 
 
 def _open(request: EstimateRequest) -> tuple[DuckDBPyConnection, list[tuple[str, str | None]]]:
