@@ -111,14 +111,11 @@ def measure(forms: Sequence[Variant], least: float, cores: int) -> list[Row]:
 
 def _recommend(rows: Sequence[Row], least: float) -> Row | None:
     """Return the cheapest form that agrees well enough, if it is cheaper than the published form."""
-    by = "cost" if all(row["cost"] is not None for row in rows) else "tokens"
+    is_priced = all(row["cost"] is not None for row in rows)
+    prices = {row["form"]: float(row["cost"]) if is_priced else _tokens(row) for row in rows}
     good = [row for row in rows[1:] if row["kappa_low"] is not None and row["kappa_low"] >= least]
-    cheapest = min(good, key=lambda row: (_price(row, by), row["requests"]), default=None)
-    return cheapest if cheapest is not None and _price(cheapest, by) < _price(rows[0], by) else None
-
-
-def _price(row: Row, by: str) -> float:
-    return float(row["cost"]) if by == "cost" else _tokens(row)
+    cheapest = min(good, key=lambda row: (prices[row["form"]], row["requests"]), default=None)
+    return cheapest if cheapest is not None and prices[cheapest["form"]] < prices[rows[0]["form"]] else None
 
 
 def _costs(form: Variant, run: RunTables, cores: int) -> Row:

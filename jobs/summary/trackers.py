@@ -318,7 +318,10 @@ class TrackerClient:
         request = Request(self._address + path, data, self._headers, method=method)
         place = plain_url(request.full_url)
         for attempt in range(1, MOST_ATTEMPTS + 1):
-            self._wait_for_slot()
+            now = time.monotonic()
+            if self._next > now:
+                self._sleep(self._next - now)
+            self._next = max(now, self._next) + self._interval
             wait = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** (attempt - 1))
             try:
                 with self._opener.open(request, timeout=SECONDS) as response:
@@ -335,12 +338,6 @@ class TrackerClient:
                 if is_done():
                     return None
         raise UserError(f"cannot send to {place}: {reason}. Send again later: scores that are there are replaced")
-
-    def _wait_for_slot(self) -> None:
-        now = time.monotonic()
-        if self._next > now:
-            self._sleep(self._next - now)
-        self._next = max(now, self._next) + self._interval
 
     def _hint(self, status: int) -> str:
         if status in (401, 403):

@@ -222,20 +222,14 @@ def compare_rankings(sums: ArrayLike, sizes: ArrayLike, *, seed: int) -> Ranking
     scores, counts = scores[:, :, known], counts[:, known]
     if counts.shape[1] < 2:
         return None
-    means = _means(scores, counts, _with_resamples(len(counts), RESAMPLES, seed))
+    weights = _with_resamples(len(counts), RESAMPLES, seed)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        # Sums in another order differ in their last bits, and equal means have to tie. NaN without samples
+        means = np.round(np.stack([weights @ one for one in scores]) / (weights @ counts), 12)
     # A system without samples in a resample does not win in it
     winners = np.where(np.isnan(means), -np.inf, means).argmax(axis=2)
     changed = winners[0] != winners[1]
     return RankingAgreement(_percentiles(_taus(*means)), not changed[0], float(changed[1:].mean()))
-
-
-def _means(scores: FloatArray, counts: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return the means by measure, resample and system, float64[2, resamples, systems], NaN without samples."""
-    below = weights @ counts
-    with np.errstate(invalid="ignore", divide="ignore"):
-        # Sums in another order differ in their last bits, and equal means have to tie
-        found: FloatArray = np.round(np.stack([weights @ one for one in scores]) / below, 12)
-    return found
 
 
 def _taus(first: FloatArray, second: FloatArray) -> FloatArray:
