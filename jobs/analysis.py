@@ -6,8 +6,8 @@ their output as their system. DuckDB reads only the necessary columns, and spill
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -45,24 +45,13 @@ MOST_STATEMENTS = 2_000  # their distances take 16 MB
 _SAME_TEXT = r"rtrim(lower(trim(regexp_replace(text, '\s+', ' ', 'g'))), '.')"
 
 
-def compare_runs(
-    runs: Sequence[RunTables],
-    *,
-    metrics: Sequence[str] | None = None,
-    measures: Sequence[str] | None = None,
-    seed: int = 0,
-    notify: Callable[[str], None] = lambda _: None,
-    cluster: bool = False,
-    undefined: str = "mean",
-) -> dict[str, pa.Table]:
-    """Return `systems` and `comparisons` of runs, the numbers of `untold compare`, as `ranking.compare_scores`.
+def compare_runs(runs: Sequence[RunTables], **how: Any) -> dict[str, pa.Table]:
+    """Return `systems` and `comparisons` of runs, the numbers of `untold compare`.
 
-    Raises CompareError for runs that cannot be compared.
+    `how` are the arguments of `ranking.compare_scores`. Raises CompareError for runs that cannot be compared.
     """
-    found = ranking.compare_scores(
-        runs, metrics=metrics, measures=measures, seed=seed, notify=notify, cluster=cluster, undefined=undefined
-    )
     schemas = {"systems": SYSTEMS, "comparisons": DIFFERENCES}
+    found = ranking.compare_scores(runs, **how)
     return {name: pa.Table.from_pylist(rows, schemas[name]) for name, rows in found.items()}
 
 
@@ -148,7 +137,7 @@ def costs(runs: Sequence[RunTables]) -> pa.Table:
     )
     samples = sum(run.dataset("samples").count_rows() for run in runs if "samples" in run.tables)
     return rows_of(
-        _connect(runs, "usage"),
+        connect_tables(runs, ["usage"], numbered=True),
         f"""select *, cost / nullif(sum(cost) over (), 0) as share,
                 1000 * cost / nullif({samples}, 0) as cost_of_thousand
             from (select stage, model, {sums} from usage group by stage, model)
@@ -203,20 +192,18 @@ _LEFT_OUT = {
 }
 
 
-def topics(
-    runs: Sequence[RunTables], n: int = 10, metrics: Sequence[str] | None = None, *, statements: int = MOST_STATEMENTS
-) -> pa.Table:
+def topics(runs: Sequence[RunTables], n: int = 10, metrics: Sequence[str] | None = None) -> pa.Table:
     """Group missed statements by vectors of the embedded model: topic, statements, missed, queries, more.
 
-    The most frequently missed `statements` form n groups (average linkage of cosines). A `topic` is the central
-    statement of its group, and `more` has up to three others. Raises UserError without `untold[engine]`.
+    The `MOST_STATEMENTS` most frequently missed statements form n groups (average linkage of cosines). A `topic` is
+    the central statement of its group, and `more` has up to three others. Raises UserError without `untold[engine]`.
     """
     from scipy.cluster.hierarchy import fcluster, linkage
 
     from untold.udfs.retrieval.embedding import Embedder, normalised
     from untold.udfs.retrieval.local_models import find_minilm
 
-    rows = left_out(runs, n=statements, metrics=metrics).to_pylist()
+    rows = left_out(runs, n=MOST_STATEMENTS, metrics=metrics).to_pylist()
     if not rows:
         return TOPICS.empty_table()
     vectors = normalised(Embedder(find_minilm()).embed([row["statement"] for row in rows]))
@@ -263,10 +250,6 @@ def _judged(
     runs: Sequence[RunTables], metrics: Sequence[str] | None = None, tables: Sequence[str] = ()
 ) -> DuckDBPyConnection:
     return connect_scores(runs, ranking.names_of(runs), metrics, tables=tables)
-
-
-def _connect(runs: Sequence[RunTables], *names: str) -> DuckDBPyConnection:
-    return connect_tables(runs, names, numbered=True)
 
 
 def _correlation(x: str, y: str) -> str:

@@ -31,7 +31,8 @@ from untold.jobs.run.terminal import Display, Page, table, wrapped
 from untold.jobs.run_tables import RunTables, connect_tables, open_run
 from untold.jobs.score import score
 from untold.jobs.settings.model import Settings, prices_for
-from untold.jobs.study.rendering import Columns, cells, markdown_table
+from untold.jobs.study.rendering import Columns, cells, document, markdown_table
+from untold.jobs.summary.ranking import limits_text, number_text
 from untold.jobs.summary.score_counts import SCORE
 from untold.jobs.tables import CALIBRATION
 from untold.udfs.llm.keys import Stage
@@ -58,17 +59,6 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class CalibrateRequest:
-    """The forms of one metric; the published form is the first."""
-
-    forms: Sequence[Variant]
-    output: str
-    # The least lower limit of kappa of a recommended form
-    kappa: float = 0.95
-    overwrite: bool = False
-
-
-@dataclass(frozen=True)
 class Calibrated:
     """The exit code and the rows of the table `calibration`; no rows if a form is not scored completely."""
 
@@ -77,19 +67,20 @@ class Calibrated:
     message: str | None = None
 
 
-def calibrate(request: CalibrateRequest, display: Display) -> Calibrated:
-    """Score the samples with each form, and write the table `calibration`, its pictures and a report.
+def calibrate(forms: Sequence[Variant], folder: str, display: Display, *, least: float, overwrite: bool) -> Calibrated:
+    """Score the samples with each form of a metric, and write the table `calibration`, its pictures and a report.
 
-    A second start sends only the missing requests. If a form ends early, the start ends with the exit code of the form.
+    The published form is the first. `least` is the least lower limit of kappa of a recommended form. A second start
+    sends only the missing requests. If a form ends early, the start ends with the exit code of the form.
     """
-    first = request.forms[0].request
+    first = forms[0].request
     settings, metric = first.settings, first.metrics[0]
     given = {"path": first.input, "draw": None if first.draw is None else vars(first.draw), "limit": first.limit}
-    with Output(request.output, (TABLE,), request.overwrite, inputs=[first.input], store=first.store) as output:
+    with Output(folder, (TABLE,), overwrite, inputs=[first.input], store=first.store) as output:
         output.claim({"dataset": "calibrate", "input": json.dumps(given), "metrics": [metric]})
-        output.begin(shown(settings), input=given, forms={form.name: list(form.settings) for form in request.forms})
+        output.begin(shown(settings), input=given, forms={form.name: list(form.settings) for form in forms})
         with open_held(settings, display, first.small) as held:
-            for variant in request.forms:
+            for variant in forms:
                 display.note(f"form {variant.name}: {' '.join(variant.settings) or 'the given settings'}")
                 ended = score(variant.request, display, held)
                 if ended.exit_code not in (0, FAILED_TOO_MANY):
@@ -97,38 +88,34 @@ def calibrate(request: CalibrateRequest, display: Display) -> Calibrated:
                     output.end(Ending(status if status in EXIT_CODES else "broken", ended.message))
                     return Calibrated(ended.exit_code, message=ended.message)
             cores = task_slots(held.spark)
-        rows = measure(request, cores)
+        rows = measure(forms, least, cores)
         output.write_rows(TABLE, rows, CALIBRATION)
-        StoragePath(f"{request.output}/{REPORT}").write_bytes(report_of(rows, request.kappa).encode())
+        StoragePath(f"{folder}/{REPORT}").write_bytes(report_of(rows, least).encode())
         for form in FORMATS:
-            picture = draw_calibration(rows, request.kappa, form)
-            (StoragePath(request.output) / f"{TABLE}.{form}").write_bytes(picture)
+            (StoragePath(folder) / f"{TABLE}.{form}").write_bytes(draw_calibration(rows, least, form))
         output.end(Ending())
     return Calibrated(0, rows)
 
 
-def measure(request: CalibrateRequest, cores: int) -> list[Row]:
+def measure(forms: Sequence[Variant], least: float, cores: int) -> list[Row]:
     """Return one row of the table `calibration` per form. `cores` is the number of cores for local models."""
-    runs = [open_run(form.request.output) for form in request.forms]
-    seed = request.forms[0].request.settings.statistics.seed
+    runs = [open_run(form.request.output) for form in forms]
+    seed = forms[0].request.settings.statistics.seed
     rows = [
         _costs(form, run, cores) | _agreement([runs[0], run], form.request.metrics[0], seed)
-        for form, run in zip(request.forms, runs, strict=True)
+        for form, run in zip(forms, runs, strict=True)
     ]
-    chosen = _recommend(rows, request.kappa)
+    chosen = _recommend(rows, least)
     return [{**row, "recommended": row is chosen} for row in rows]
 
 
 def _recommend(rows: Sequence[Row], least: float) -> Row | None:
     """Return the cheapest form that agrees well enough, if it is cheaper than the published form."""
-    by = "cost" if all(row["cost"] is not None for row in rows) else "tokens"
+    is_priced = all(row["cost"] is not None for row in rows)
+    prices = {row["form"]: float(row["cost"]) if is_priced else _tokens(row) for row in rows}
     good = [row for row in rows[1:] if row["kappa_low"] is not None and row["kappa_low"] >= least]
-    cheapest = min(good, key=lambda row: (_price(row, by), row["requests"]), default=None)
-    return cheapest if cheapest is not None and _price(cheapest, by) < _price(rows[0], by) else None
-
-
-def _price(row: Row, by: str) -> float:
-    return float(row["cost"]) if by == "cost" else _tokens(row)
+    cheapest = min(good, key=lambda row: (prices[row["form"]], row["requests"]), default=None)
+    return cheapest if cheapest is not None and prices[cheapest["form"]] < prices[rows[0]["form"]] else None
 
 
 def _costs(form: Variant, run: RunTables, cores: int) -> Row:
@@ -250,19 +237,13 @@ def _agreement(runs: Sequence[RunTables], metric: str, seed: int) -> Row:
     lower, upper = limits_of_agreement(sums, squares, sizes, seed=seed)
     return {
         "verdicts": verdicts,
-        **_ends("kappa", kappa),
+        **kappa.columns("kappa", "kappa"),
         "n": difference.size,
-        **_ends("difference", mean),
-        **_ends("loa_low", lower, "loa_low_ci"),
-        **_ends("loa_high", upper, "loa_high_ci"),
+        **mean.columns("difference", "difference"),
+        **lower.columns("loa_low", "loa_low_ci"),
+        **upper.columns("loa_high", "loa_high_ci"),
         **_ranking(pairs, place, len(queries), seed),
     }
-
-
-def _ends(name: str, interval: Interval, limits: str = "") -> Row:
-    """Return a figure and the limits of its interval as columns. `limits` is the prefix of the limits (`name`)."""
-    prefix = limits or name
-    return {name: interval.mean, f"{prefix}_low": interval.low, f"{prefix}_high": interval.high}
 
 
 def _kappa(database: DuckDBPyConnection, metric: str, seed: int) -> tuple[Interval, int]:
@@ -310,7 +291,7 @@ def _ranking(pairs: Mapping[str, Any], place: Any, queries: int, seed: int) -> R
     found = compare_rankings(sums, sizes, seed=seed)
     if found is None:
         return dict.fromkeys(("tau", "tau_low", "tau_high", "same_winner", "winner_changes"))
-    return {**_ends("tau", found.tau), "same_winner": found.same_winner, "winner_changes": found.changes}
+    return {**found.tau.columns("tau", "tau"), "same_winner": found.same_winner, "winner_changes": found.changes}
 
 
 def draw_calibration(rows: Sequence[Row], least: float, form: str) -> bytes:
@@ -326,8 +307,7 @@ def draw_calibration(rows: Sequence[Row], least: float, form: str) -> bytes:
                 axes.errorbar(tokens, kappa, [[kappa - low], [high - kappa]], marker="o", capsize=3)
                 axes.annotate(one_line(row["form"]), (tokens, kappa), xytext=(5, 5), textcoords="offset points")
         axes.axhline(least, linestyle="--", linewidth=1)
-        title = "Cost and agreement of the variants"
-        axes.set(xlabel="tokens", ylabel="kappa (95 % interval)", title=title)
+        axes.set(xlabel="tokens", ylabel="kappa (95 % interval)", title="Cost and agreement of the variants")
         return figure
 
     return draw_picture(form, draw)
@@ -339,13 +319,12 @@ def _tokens(row: Row, prefix: str = "") -> float:
 
 def _figure(name: str, form: str = ".3f") -> Callable[[Row], str]:
     """Return a column with the values of a field, `-` for None."""
-    return lambda row: "-" if row[name] is None else format(row[name], form)
+    return lambda row: number_text(row[name], form)
 
 
 def _range(name: str, form: str = ".3f") -> Callable[[Row], str]:
     """Return a column with the limits of an interval, `-` for an unknown interval."""
-    low, high = f"{name}_low", f"{name}_high"
-    return lambda row: "-" if row[low] is None else f"{row[low]:{form}} .. {row[high]:{form}}"
+    return lambda row: limits_text(row, name, form)
 
 
 # The columns of the terminal and of the report by form: totals, and figures per sample and of the whole input
@@ -406,17 +385,16 @@ def calibration_lines(rows: Sequence[Row], least: float, page: Page) -> Iterator
 
 def report_of(rows: Sequence[Row], least: float) -> str:
     """Return the report as Markdown."""
-    parts = [
-        f"# Calibration\n\n{rows[0]['samples']:,} of {rows[0]['population_size']:,} samples, scored in each form.\n",
+    return document(
+        "Calibration",
+        f"{rows[0]['samples']:,} of {rows[0]['population_size']:,} samples, scored in each form.",
         markdown_table(TOTALS, rows),
-        "\nSeconds are the sum over requests and local models.\n",
+        "Seconds are the sum over requests and local models.",
         markdown_table(PER_SAMPLE, rows),
-        "\nDifferences are the score of the variant minus the published score. Intervals resample whole queries. "
-        "Limits of agreement, which contain 95 % of the differences:\n",
+        "Differences are the score of the variant minus the published score. Intervals resample whole queries. "
+        "Limits of agreement, which contain 95 % of the differences:",
         markdown_table(LIMITS, rows),
-        "\nSystems:\n",
+        "Systems:",
         markdown_table(RANKS, rows),
-        "",
         "\n".join(_advice(rows, least)),
-    ]
-    return "\n".join(parts) + "\n"
+    )

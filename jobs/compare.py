@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, groupby
 from typing import TYPE_CHECKING, Any
 
@@ -95,17 +95,10 @@ SHOWN_NAMES = 3
 NEEDED_COLUMNS = ("metric", "proxy", "level", "system", "n", "judged")
 
 
-@dataclass(frozen=True)
-class Estimates:
-    """Rows of the table `estimates`: `means` of one system or of all, `differences` of two systems."""
-
-    means: Rows
-    differences: Rows
-
-
-def estimate(request: EstimateRequest, notify: Callable[[str], None] = lambda _: None) -> Estimates:
+def estimate(request: EstimateRequest, notify: Callable[[str], None] = lambda _: None) -> dict[str, Rows]:
     """Estimate the mean of each metric over all samples, of each system, and the differences of two systems.
 
+    Returns rows of the table `estimates`: `estimates` of one system or of all, and `differences` of two systems.
     notify: accepts a line about samples without a score and about a useless proxy. Raises EstimateError and
     CompareError for runs and labels that do not match.
     """
@@ -119,7 +112,10 @@ def estimate(request: EstimateRequest, notify: Callable[[str], None] = lambda _:
         systems = [group for group in own if group.system is not None]
         ranked = sorted(systems, key=lambda group: -group.moments.mean)
         differences += [_row(one.less(other)) for one, other in combinations(ranked, 2)]
-    return Estimates([_row(group) for group in groups], add_adjusted(differences, "metric", "proxy"))
+    return {
+        "estimates": [_row(group) for group in groups],
+        "differences": add_adjusted(differences, "metric", "proxy"),
+    }
 
 
 def needed(request: EstimateRequest, half_width: float, notify: Callable[[str], None] = lambda _: None) -> Rows:
@@ -143,31 +139,19 @@ PILOT, PILOT_SHARE = 20, 0.25
 PLANNED_SHARE = 0.9
 
 
-@dataclass(frozen=True)
-class PartRequest:
-    """Two runs over the same samples: `proxy` scores all, and `judged` a random part with a language model.
+def score_part(judged: ScoreRequest, display: Display, *, proxy: ScoreRequest, budget: float | None) -> Outcome:
+    """Score all samples with the proxy, and a random part with the language model. A run that ends early ends the job.
 
-    `budget` is the largest cost of the part, in the currency of the prices. None uses the draw of `judged`.
-    """
-
-    proxy: ScoreRequest
-    judged: ScoreRequest
-    budget: float | None = None
-
-
-def score_part(request: PartRequest, display: Display) -> Outcome:
-    """Score all samples with the proxy, and the part with the language model. A run that ends early ends the job.
-
-    A pilot before both measures the cost of a sample. It is a smaller draw of the same seed: its samples are in the
-    part, and their completions in its store. A second start continues the draws of the first one. Raises EstimateError
+    `budget` is the largest cost of the part, in the currency of the prices. None uses the draw of `judged`. A pilot
+    before both runs measures the cost of a sample. It is a smaller draw of the same seed: its samples are in the part,
+    and their completions in its store. A second start continues the draws of the first one. Raises EstimateError
     without prices, and for a budget that pays for too few samples.
     """
     from untold.jobs.inputs.sampling import Draw
     from untold.jobs.score import score
 
-    judged, budget = request.judged, request.budget
     if budget is None:
-        outcome = score(request.proxy, display)
+        outcome = score(proxy, display)
         return score(judged, display) if outcome.is_complete else outcome
     settings = judged.settings.model_copy(update={"completion_store": judged.store})
     judged = replace(judged, settings=settings)
@@ -176,7 +160,7 @@ def score_part(request: PartRequest, display: Display) -> Outcome:
     drawn, spent = _earlier(pilot)
     drawn = drawn or _affordable(pilot, draw, budget * PILOT_SHARE, 0, display)
     outcome = score(_limited(pilot, drawn, budget - spent), display)
-    outcome = score(request.proxy, display) if outcome.is_complete else outcome
+    outcome = score(proxy, display) if outcome.is_complete else outcome
     if not outcome.is_complete:
         return outcome
     samples = outcome.manifest["counts"]["samples"]
@@ -231,7 +215,9 @@ def _expected_cost(rows: Rows) -> float:
     return math.fsum(costs)
 
 
-def write_estimates(request: EstimateRequest, found: Estimates, output: str, *, overwrite: bool = False) -> None:
+def write_estimates(
+    request: EstimateRequest, found: Mapping[str, Rows], output: str, *, overwrite: bool = False
+) -> None:
     """Write the table `estimates` into a new output."""
     from untold.jobs.run.outcome import Ending
     from untold.jobs.run.output import Output
@@ -243,16 +229,16 @@ def write_estimates(request: EstimateRequest, found: Estimates, output: str, *, 
     identity = {
         "dataset": "estimate",
         "input": json.dumps([of, given["labels"], given["undefined"]], sort_keys=True),
-        "metrics": sorted({row["metric"] for row in found.means}),
+        "metrics": sorted({row["metric"] for row in found["estimates"]}),
     }
     with Output(output, (TABLE,), overwrite, inputs=[run.directory for run in runs.values()]) as place:
         place.claim(identity)
         place.begin({}, input=given)
-        place.write_rows(TABLE, [*found.means, *found.differences], ESTIMATES)
+        place.write_rows(TABLE, [*found["estimates"], *found["differences"]], ESTIMATES)
         place.end(Ending())
 
 
-def estimate_lines(found: Estimates, page: Page, *, every: bool = False) -> Iterator[str]:
+def estimate_lines(found: Mapping[str, Rows], page: Page, *, every: bool = False) -> Iterator[str]:
     """Yield the estimates as lines, then the differences beyond chance, or all."""
     interval = "95 % interval"
     heads = ("metric", "proxy", "system", "n", "judged", "mean", interval, "judged alone", interval, "worth")
@@ -263,11 +249,11 @@ def estimate_lines(found: Estimates, page: Page, *, every: bool = False) -> Iter
             *(number_text(row["plain_mean"]), limits_text(row, "plain")),
             number_text(row["effective_sample_size"], ",.0f"),
         ]
-        for row in found.means
+        for row in found["estimates"]
     ]
     yield from table(heads, cells, page, names=3)
     yield from wrapped("worth: judged samples whose plain mean would have an interval as narrow", page)
-    yield from _differences(found.differences, ESTIMATE_COLUMNS, page, every=every)
+    yield from _differences(found["differences"], ESTIMATE_COLUMNS, page, every=every)
 
 
 def needed_lines(rows: Rows, page: Page) -> Iterator[str]:
@@ -285,14 +271,12 @@ def needed_lines(rows: Rows, page: Page) -> Iterator[str]:
 
 def _row(group: Group) -> dict[str, Any]:
     """Return a row of the table `estimates` without an adjusted p-value."""
-    moments, metric_and_proxy = group.moments, dict(zip(("metric", "proxy"), group.pair, strict=True))
-    weight = moments.weight
+    moments, weight = group.moments, group.moments.weight
     plain, found = moments.interval(0), moments.interval(weight)
-    level = "difference" if group.compared_system else "system" if group.system else "overall"
     variance = moments.variance_at(weight)
     row = {
-        **metric_and_proxy,
-        "level": level,
+        **dict(zip(("metric", "proxy"), group.pair, strict=True)),
+        "level": "difference" if group.compared_system else "system" if group.system else "overall",
         "system": group.system,
         "compared_system": group.compared_system,
         "n": group.judged + group.rest,
@@ -300,9 +284,7 @@ def _row(group: Group) -> dict[str, Any]:
         "undefined": group.undefined,
         "failed": group.failed,
         **found.columns("mean"),
-        "plain_mean": plain.mean,
-        "plain_low": plain.low,
-        "plain_high": plain.high,
+        **plain.columns("plain_mean", "plain"),
         "weight": weight,
         "effective_sample_size": round(group.judged * moments.variance / variance, 6) if variance else None,
         "p_value": moments.p_value() if group.compared_system else None,

@@ -31,21 +31,12 @@ from untold.jobs.study.meta_evaluation import StudyEndpoint as StudyEndpoint
 from untold.jobs.study.meta_evaluation import endpoint_of as endpoint_of
 from untold.jobs.study.report import draw, render_averages
 from untold.jobs.study.verdict_studies import ClaimStudy, NuggetStudy, RubricStudy
-from untold.jobs.study_tables import COMPARISONS, FALSE_NEGATIVES, MATCH_COUNTS, META_EVALUATION, SUBSET, TIERS
-from untold.jobs.study_tables import COVERAGE as COVERAGE_TABLE
+from untold.jobs.study_tables import META_EVALUATION, STUDY_TABLES
 from untold.udfs.errors import UserError
 from untold.udfs.storage import StoragePath
 
 TABLE = "meta_evaluation"
-TABLES = {
-    "meta_evaluation": META_EVALUATION,
-    "match_counts": MATCH_COUNTS,
-    "comparisons": COMPARISONS,
-    "coverage": COVERAGE_TABLE,
-    "tiers": TIERS,
-    "false_negatives": FALSE_NEGATIVES,
-    "subset": SUBSET,
-}
+TABLES = {name: schema for name, schema in STUDY_TABLES.items() if name != "human_study"}
 # The ending of an output by the exit code of the run that ended it
 ENDED = {code: reason for reason, code in EXIT_CODES.items()}
 
@@ -77,7 +68,16 @@ def _meta_evaluate(output: Output, request: MetaEvaluationRequest, display: Disp
     output.claim(_identify(request, content))
     given = None if request.scores is None else study.read()
     _remove_report(output)
-    _begin(output, request, content, found.row_count)
+    # The manifests of the runs name the endpoints
+    output.begin(
+        shown(request.settings),
+        dataset=request.dataset,
+        metrics=list(request.metrics) if request.metrics else None,
+        input=request.shown_input(content),
+        scores=request.runs,
+        counts={"samples": found.row_count},
+        confusion=[],
+    )
     try:
         return _evaluate(output, study, given, display)
     except BaseException:
@@ -122,19 +122,6 @@ def _identify(request: MetaEvaluationRequest, content: str) -> Identity:
         # Outputs of earlier versions have no subset
         identity |= {"subset": str(request.subset)} if request.subset else {}
     return identity
-
-
-def _begin(output: Output, request: MetaEvaluationRequest, content: str, samples: int) -> None:
-    """Write the manifest as `running`. The manifests of the runs name the endpoints."""
-    output.begin(
-        shown(request.settings),
-        dataset=request.dataset,
-        metrics=list(request.metrics) if request.metrics else None,
-        input=request.shown_input(content),
-        scores=request.runs,
-        counts={"samples": samples},
-        confusion=[],
-    )
 
 
 def _evaluate(output: Output, study: Study, given: Any, display: Display) -> MetaEvaluationOutcome:
@@ -217,7 +204,6 @@ def _remove_report(output: Output) -> None:
         (StoragePath(output.place) / f"{TABLE}.{form}").remove()
 
 
-COMBINED_REPORT = f"{TABLE}.md"
 # Intervals over data sets are computed from match_counts
 NEEDED = (TABLE, "match_counts")
 # Two studies with equal keys would count twice
@@ -257,12 +243,14 @@ def combine_studies(
         )
     rows = given + averages
     report = render_averages(rows)
+    identities = json.dumps([run.manifest.get("identity", {}) for run in runs], sort_keys=True)
+    content = hashlib.blake2b(identities.encode(), digest_size=16).hexdigest()
     # An error above leaves no output
     with Output(output, (TABLE,), overwrite) as target:
-        target.claim({"dataset": AVERAGE, "input": _fingerprint(runs), "statistics": {"seed": seed}})
+        target.claim({"dataset": AVERAGE, "input": content, "statistics": {"seed": seed}})
         target.begin({}, counts={"studies": len(runs)})
         target.write_rows(TABLE, rows, META_EVALUATION)
-        (StoragePath(output) / COMBINED_REPORT).write_bytes(report.encode())
+        (StoragePath(output) / f"{TABLE}.md").write_bytes(report.encode())
         target.end(Ending())
     return report
 
@@ -277,12 +265,6 @@ def _open(study: str) -> RunTables:
             "Give other outputs, or evaluate it again"
         )
     return run
-
-
-def _fingerprint(runs: Sequence[RunTables]) -> str:
-    """Return a digest of the identities of the studies: 32 hexadecimal digits."""
-    identities = [run.manifest.get("identity", {}) for run in runs]
-    return hashlib.blake2b(json.dumps(identities, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _check_once(runs: Sequence[RunTables]) -> None:

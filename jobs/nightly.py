@@ -37,7 +37,7 @@ from untold.jobs.summary.nights import (
     table_of,
     write_nights,
 )
-from untold.jobs.summary.ranking import mean_text
+from untold.jobs.summary.ranking import number_text
 from untold.udfs.errors import UserError
 from untold.udfs.redaction import redact
 
@@ -98,7 +98,7 @@ class DateResult:
     def line(self) -> str:
         """The printed line of the date."""
         overall = [row for row in self.manifest.get("summary", ()) if row["level"] == "overall"]
-        means = [f"{row['metric']} {mean_text(row)}" for row in overall]
+        means = [f"{row['metric']} {number_text(row['mean'])}" for row in overall]
         counts = self.manifest.get("counts", {})
         samples = [amount(counts["samples"], "sample")] if "samples" in counts else []
         changed = ["its input has changed since then. --refresh scores the changed input"] if self.input_changed else []

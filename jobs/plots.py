@@ -180,17 +180,13 @@ def left_out(
     rows = analysis.left_out((run, *others), by, n, metrics).to_pylist()
     rows.sort(key=lambda row: -row["share"])
     several = len({row["metric"] for row in rows}) > 1
-    labels = [_label(row, by, several=several) for row in rows]
+    # Ids of sources are unique per query
+    names = [f"{row[by]} ({row['query']})" if by == "source" else str(row[by]) for row in rows]
+    labels = [f"{row['metric']}: {name}" if several else name for row, name in zip(rows, names, strict=True)]
     of = "responses" if by == "statement" else "statements"
     told = [f"{row['missed']:,} of {row[of]:,}" for row in rows]
     title = f"left out most, by {by} (share of {'responses' if by == 'statement' else 'its statements'})"
     return _bars(labels, [row["share"] for row in rows], told, RED, title, limit=1.0)
-
-
-def _label(row: Row, by: str, *, several: bool) -> str:
-    """Return the label of a bar, with the metric if there are several. Ids of sources are unique per query."""
-    name = f"{row[by]} ({row['query']})" if by == "source" else str(row[by])
-    return f"{row['metric']}: {name}" if several else name
 
 
 @_drawn
@@ -226,7 +222,10 @@ def costs(run: RunTables, *others: RunTables) -> Picture:
     rows = [row for row in analysis.costs((run, *others)).to_pylist() if row["calls"]]
     what = "cost" if any(row["cost"] for row in rows) else "calls"
     rows = sorted(rows, key=lambda row: -(row[what] or 0))
-    told = [f"{row['calls']:,}" if what == "calls" else f"{_price(row)}, {row['calls']:,} calls" for row in rows]
+    # A missing price is not a cost of 0
+    prices = ["no price" if row["cost"] is None else f"{row['cost']:.4f}" for row in rows]
+    calls = [f"{row['calls']:,}" for row in rows]
+    told = calls if what == "calls" else [f"{one}, {count} calls" for one, count in zip(prices, calls, strict=True)]
     return _bars([row["stage"] for row in rows], [row[what] or 0 for row in rows], told, BLUE, f"{what} by stage")
 
 
@@ -278,11 +277,6 @@ def match_rates(run: RunTables, convention: str = "mismatch") -> Picture:
     constant = next((row["value"] for row in rows if row["measure"] == "baseline_constant"), None)
     label = "label match rate, 95 % interval (dashed = one label for everything)"
     return _dots(rates, "model", "metric", "value", label, line=constant)
-
-
-def _price(row: Row) -> str:
-    """Return the cost of a stage as text. A missing price is not a cost of 0."""
-    return "no price" if row["cost"] is None else f"{row['cost']:.4f}"
 
 
 def _band(panel: Axes, line: Sequence[Row], dates: Sequence[str], colour: str) -> None:

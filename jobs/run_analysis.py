@@ -154,8 +154,7 @@ class Run(run_tables.RunTables):
         found = estimate(EstimateRequest(self, proxy, path, metrics, proxy_metric, undefined), notes.append)
         for note in notes:
             warnings.warn(note, stacklevel=2)
-        rows = {"estimates": found.means, "differences": found.differences}
-        return {name: pa.Table.from_pylist(own, ESTIMATES) for name, own in rows.items()}
+        return {name: pa.Table.from_pylist(rows, ESTIMATES) for name, rows in found.items()}
 
     def differences_by_query(
         self, *others: run_tables.RunTables, n: int | None = 20, metrics: Sequence[str] | None = None

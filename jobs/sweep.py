@@ -6,7 +6,6 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -90,65 +89,49 @@ class UnmeasuredError(UserError):
     """The run lacks the needed measures. The message names the command that computes them."""
 
 
-@dataclass(frozen=True)
-class SweepRequest:
-    """A sweep: the output of a run with the metric icat, and the values of beta."""
-
-    output: str
-    betas: tuple[float, ...] = BETAS
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class CurveRequest:
-    """A curve: the output of a run with the metric importance, rag or icat.
-
-    `ks` are the values of K of R@K and F1@K of claims, by default the median number of claims of a response.
-    """
-
-    output: str
-    seed: int = 0
-    ks: tuple[int, ...] = ()
-
-
-def sweep(request: SweepRequest) -> list[dict[str, Any]]:
+def sweep(output: str, betas: Sequence[float] = BETAS, seed: int = 0) -> list[dict[str, Any]]:
     """Write the table `beta_sweep` and two pictures into the output of a run, and return the rows of the table.
 
     The rows of all samples (system null) come first, and then the rows of each system by name, with ascending betas.
     Means and intervals include only samples with a defined ICAT (methods, section 11). Raises UnmeasuredError for a run
     without the metric, and UnreadableRunError for a folder without a run that has ended.
     """
-    run = open_run(request.output)
+    run = open_run(output)
     pairs: dict[str | None, Pairs] = defaultdict(Counter)
     for row in _count(run, METRIC, "system", ["fact", "coverage"], _PAIRS):
         for system in {None, row["system"]}:
             pairs[system][row["fact"], row["coverage"]] += row["count"]
     _check_measured(pairs, run, METRIC)
     systems = sorted(pairs, key=lambda system: (system is not None, system or ""))
-    rows = [row for system in systems for row in sweep_rows(system, pairs[system], request.betas, request.seed)]
-    _write(request.output, TABLE, rows, BETA_SWEEP, draw_sweep)
+    rows = [row for system in systems for row in sweep_rows(system, pairs[system], betas, seed)]
+    _write(output, TABLE, rows, BETA_SWEEP, draw_sweep)
     return rows
 
 
-def curve(request: CurveRequest) -> list[dict[str, Any]]:
+def curve(output: str, seed: int = 0, ks: Sequence[int] = ()) -> list[dict[str, Any]]:
     """Write the table `recall_curve` and two pictures into the output of a run, and return the rows of the table.
 
-    The rows of all samples (system null) come first, and then the rows of each system by name. Each has the rankings
-    combined, relevance, salience, contexts, claims (R@K) and claims_f1 (F1@K) with ascending k. Means and intervals
-    include only samples with a defined value (methods, sections 12 and 16). Raises UnmeasuredError for a run without
-    the metrics, and UnreadableRunError for a folder without a run that has ended.
+    `ks` are the values of K of R@K and F1@K of claims, by default the median number of claims of a response. The rows
+    of all samples (system null) come first, and then the rows of each system by name. Each has the rankings combined,
+    relevance, salience, contexts, claims (R@K) and claims_f1 (F1@K) with ascending k. Means and intervals include only
+    samples with a defined value (methods, sections 12 and 16). Raises UnmeasuredError for a run without the metrics,
+    and UnreadableRunError for a folder without a run that has ended.
     """
-    run = open_run(request.output)
+    run = open_run(output)
     values: dict[Point, Counter[float]] = defaultdict(Counter)
     for row in _count(run, CURVE_METRIC, "system, measure", ["value"], _RECALLS):
         name, _, k = row["measure"].partition("@")
         for system in {None, row["system"]}:
             values[system, RANKINGS[name], int(k)][row["value"]] += row["count"]
-    _add_claims(values, run, request.ks)
+    _add_claims(values, run, ks)
     scored = {row["metric"] for row in run.manifest.get("summary", ())}
     _check_measured(values, run, RAG if RAG in scored and CURVE_METRIC not in scored else CURVE_METRIC)
-    rows = list(_curve_rows(values, request.seed))
-    _write(request.output, CURVE_TABLE, rows, RECALL_CURVE, draw_curve)
+    rows = []
+    for point in sorted(values, key=_place):
+        interval = bca_interval(list(values[point]), list(values[point].values()), seed=seed)
+        named = dict(zip(("system", "ranking", "k"), point, strict=True))
+        rows.append({**named, **interval.columns("mean"), "n": values[point].total()})
+    _write(output, CURVE_TABLE, rows, RECALL_CURVE, draw_curve)
     return rows
 
 
@@ -204,17 +187,10 @@ def sweep_rows(system: str | None, pairs: Pairs, betas: Iterable[float], seed: i
         yield {"system": system, "beta": beta, **interval.columns("mean"), "n": pairs.total()}
 
 
-def _curve_rows(values: Mapping[Point, Counter[float]], seed: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a curve in the order of the table: means with their BCa intervals."""
-
-    def place(point: Point) -> tuple[bool, str, int, int]:
-        system, ranking, k = point
-        return system is not None, system or "", PANELS.index(ranking), k
-
-    for point in sorted(values, key=place):
-        interval = bca_interval(list(values[point]), list(values[point].values()), seed=seed)
-        named = dict(zip(("system", "ranking", "k"), point, strict=True))
-        yield {**named, **interval.columns("mean"), "n": values[point].total()}
+def _place(point: Point) -> tuple[bool, str, int, int]:
+    """Return the place of a point in the table."""
+    system, ranking, k = point
+    return system is not None, system or "", PANELS.index(ranking), k
 
 
 def _write(

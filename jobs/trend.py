@@ -19,7 +19,7 @@ from untold.jobs.inputs.files import NoInputError, find_files
 from untold.jobs.run.terminal import Page, amount, table, wrapped
 from untold.jobs.run_tables import MANIFEST, RunTables, UnreadableRunError, open_run
 from untold.jobs.summary.dated_scores import ANSWER_RATE, CHANGES, MOVED, OVERALL, TREND
-from untold.jobs.summary.ranking import interval_text, mean_text
+from untold.jobs.summary.ranking import interval_text, number_text
 from untold.jobs.summary.trends import Trend, date_of, describe_finding, find_trend
 from untold.udfs.errors import UserError
 from untold.udfs.storage import FOOTERS_AT_ONCE, StoragePath
@@ -62,14 +62,18 @@ def trend(
         raise TrendError(f"{output} belongs to a run; give another --output")
     runs = open_dated(outputs, notify)
     found = find_trend(runs, by=by, seed=seed)
-    for line in _missing(runs):
-        notify(line)
+    _note_missing(runs, notify)
     if len(found.dates) < 2:
         notify(f"{found.dates[0]} is the only date, so there is no comparison. Give the outputs of more dates")
     falls = _rows(found.falls(fall), CHANGES)
     tables = {"trend": (found.points, TREND), "changes": (found.changes, CHANGES), "moved": (found.moved, MOVED)}
     files = dict(file for name, (rows, schema) in tables.items() for file in _files_of(name, rows, schema))
-    files |= _picture_of(found, notify)
+    if all(map(find_spec, ("matplotlib", "networkx"))):
+        from untold.jobs.plots import draw_trend
+
+        files["trend.png"] = draw_trend(found).png()
+    else:
+        notify("no picture: it needs Matplotlib (pip install 'untold[notebook]')")
     written = TrendResult(found, falls, [f"{output}/{name}" for name in (*files, "trend.json")])
     files["trend.json"] = json.dumps(written.content, indent=1, ensure_ascii=False).encode() + b"\n"
     for name, content in files.items():
@@ -119,8 +123,8 @@ def _open(place: str) -> tuple[RunTables | None, str | None]:
     return run, None if date_of(run) else "no date in its name"
 
 
-def _missing(runs: Iterable[RunTables]) -> Iterator[str]:
-    """Yield a line for each metric that is missing on some dates."""
+def _note_missing(runs: Iterable[RunTables], notify: Callable[[str], None]) -> None:
+    """Note each metric that is missing on some dates."""
     metrics: dict[str, set[str]] = {}
     for run in runs:
         metrics.setdefault(date_of(run), set()).update(run.manifest.get("metrics", ()))
@@ -128,35 +132,26 @@ def _missing(runs: Iterable[RunTables]) -> Iterator[str]:
         lacking = sorted(day for day, names in metrics.items() if metric not in names)
         if lacking:
             dates = lacking[0] if len(lacking) == 1 else f"{amount(len(lacking), 'date')} from {lacking[0]} on"
-            yield f"{metric}: no scores of {dates}"
+            notify(f"{metric}: no scores of {dates}")
 
 
 def _rows(rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> list[dict[str, Any]]:
     return [{name: row.get(name) for name in schema.names} for row in rows]
 
 
-def _files_of(name: str, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> Iterator[tuple[str, bytes]]:
+def _files_of(name: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> Iterator[tuple[str, bytes]]:
     """Yield a table as Parquet, and as CSV without formulas."""
-    found = pa.Table.from_pylist(_rows(rows, schema), schema)
     target = BytesIO()
-    pq.write_table(found, target)
+    pq.write_table(pa.Table.from_pylist(rows, schema), target)
     yield f"{name}.parquet", target.getvalue()
-    for place, field in enumerate(schema):
-        if field.type == pa.string():
-            texts = [None if text is None else escape_formula(text) for text in found[field.name].to_pylist()]
-            found = found.set_column(place, field, pa.array(texts, pa.string()))
+    texts = [
+        {column: escape_formula(value) if isinstance(value, str) else value for column, value in row.items()}
+        for row in rows
+    ]
+    found = pa.Table.from_pylist(texts, schema)
     target = BytesIO()
     pyarrow.csv.write_csv(found, target)
     yield f"{name}.csv", target.getvalue()
-
-
-def _picture_of(found: Trend, notify: Callable[[str], None]) -> dict[str, bytes]:
-    if not all(map(find_spec, ("matplotlib", "networkx"))):
-        notify("no picture: it needs Matplotlib (pip install 'untold[notebook]')")
-        return {}
-    from untold.jobs.plots import draw_trend
-
-    return {"trend.png": draw_trend(found).png()}
 
 
 def trend_lines(found: TrendResult, fall: float, page: Page) -> Iterator[str]:
@@ -182,7 +177,6 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     return [
         *(row["date"], row["metric"], row["system"] or {OVERALL: "all systems"}.get(row["level"], row["level"])),
         *(f"{row[name]:,}" for name in ("n", "scored", "failed")),
-        "-" if row["answer_rate"] is None else f"{row['answer_rate']:.2f}",
-        "-" if row["cost"] is None else f"{row['cost']:,.4f}",
-        *(mean_text(row), interval_text(row, clustered=True)),
+        *(number_text(row["answer_rate"], ".2f"), number_text(row["cost"], ",.4f")),
+        *(number_text(row["mean"]), interval_text(row, clustered=True)),
     ]

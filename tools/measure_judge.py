@@ -129,7 +129,7 @@ def print_estimates(
         for _ in range(draws):
             drawn = random.choice(len(sizes), judged, replace=False).tolist()
             _write_csv(labels, [(one, people[one], group_of[one]) for one in drawn])
-            row = estimate(EstimateRequest(run, labels=str(labels))).means[0]
+            row = estimate(EstimateRequest(run, labels=str(labels)))["estimates"][0]
             worth.append(row["effective_sample_size"])
             covered.append(row["ci_low"] <= people.mean() <= row["ci_high"])
     saved = 1 - judged / np.mean(worth)

@@ -369,8 +369,13 @@ def load(options: Options, **how: Any) -> Resolved:
 
 def _load(options: Options, **how: Any) -> Resolved:
     from untold.jobs.inference.backends import local_model
+    from untold.jobs.metrics import JUDGED_METRICS
     from untold.jobs.settings.loading import load_settings
 
+    given = getattr(options, "metric", None)
+    metrics = {given} if isinstance(given, str) else set(given or ())
+    # The judge of the package scores all of the metrics
+    judged = bool(metrics) and metrics <= set(JUDGED_METRICS)
     resolved = load_settings(
         options.config,
         options.overrides,
@@ -378,7 +383,7 @@ def _load(options: Options, **how: Any) -> Resolved:
         os.environ,
         profile=options.profile,
         local_installed=local_model.installed,
-        **{"judged": _is_judged(options), **how},
+        **{"judged": judged, **how},
     )
     # This process and its children open file systems with these variables
     os.environ.update(resolved.settings.storage.environment)
@@ -388,15 +393,6 @@ def _load(options: Options, **how: Any) -> Resolved:
 
         return replace(resolved, settings=with_packages(resolved.settings, remote))
     return resolved
-
-
-def _is_judged(options: Options) -> bool:
-    """Return True if the command has metrics, and the judge of the package scores all of them."""
-    from untold.jobs.metrics import JUDGED_METRICS
-
-    given = getattr(options, "metric", None)
-    metrics = (given,) if isinstance(given, str) else tuple(given or ())
-    return bool(metrics) and set(metrics) <= set(JUDGED_METRICS)
 
 
 def load_or_none(options: Options, *, asks: bool = True) -> Resolved | None:

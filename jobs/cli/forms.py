@@ -129,15 +129,15 @@ def _calibrate(options: Options) -> int:
     """Score the same samples with several variants of a metric, compare cost and error, and recommend one."""
     options.random = options.random or SAMPLES
     found = requests_of(options, options.metric)
-    from untold.jobs.calibrate import CalibrateRequest, Variant, calibrate, calibration_lines
+    from untold.jobs.calibrate import Variant, calibrate, calibration_lines
 
     variants = [Variant(name, settings, request) for name, (settings, request) in found.items()]
     variants[0].request.check()
     with arguments.display() as display:
         for line in unpriced_models(one.request for one in variants):
             display.note(line)
-        request = CalibrateRequest(variants, arguments.absolute(options.output), options.kappa, options.overwrite)
-        ended = calibrate(request, display)
+        output, how = arguments.absolute(options.output), {"least": options.kappa, "overwrite": options.overwrite}
+        ended = calibrate(variants, output, display, **how)
 
     def show() -> None:
         if options.json or ended.rows:

@@ -191,8 +191,7 @@ def _estimate(options: Options) -> int:
     found = estimate(request, _note)
     if options.output:
         write_estimates(request, found, arguments.absolute(options.output), overwrite=options.overwrite)
-    rows = {"estimates": found.means, "differences": found.differences}
-    arguments.print_result(options, rows, lambda page: estimate_lines(found, page, every=options.all))
+    arguments.print_result(options, found, lambda page: estimate_lines(found, page, every=options.all))
     return code
 
 
@@ -206,7 +205,7 @@ def _score_part(options: Options) -> int:
         )
     if options.labels:
         raise click.UsageError("--labels needs RUN, the output of the judge: untold estimate RUN --labels FILE")
-    from untold.jobs.compare import PartRequest, score_part
+    from untold.jobs.compare import score_part
     from untold.jobs.metrics import JUDGED_METRICS, check_metrics
     from untold.jobs.settings.layers import read_overrides
 
@@ -227,7 +226,8 @@ def _score_part(options: Options) -> int:
         given |= {} if name == "judged" else {"random": None, "stratify": None}
         requests[name] = arguments.score_request(Options(**given), resolved)
         requests[name].check()
-    return arguments.run_job(score_part, PartRequest(**requests, budget=options.judge_budget), lambda *_: None)
+    job = partial(score_part, proxy=requests["proxy"], budget=options.judge_budget)
+    return arguments.run_job(job, requests["judged"], lambda *_: None)
 
 
 def _sample_size(options: Options) -> int:
@@ -255,24 +255,22 @@ def _note(line: str) -> None:
 
 def _sweep(options: Options) -> int:
     """Compute ICAT of an output for several betas, as a table and a plot."""
-    from untold.jobs.sweep import BETAS, SweepRequest, show_sweep, sweep
+    from untold.jobs.sweep import BETAS, show_sweep, sweep
 
-    return _over_measures(options, partial(SweepRequest, betas=options.betas or BETAS), sweep, show_sweep)
+    return _over_measures(options, partial(sweep, betas=options.betas or BETAS), show_sweep)
 
 
 def _curve(options: Options) -> int:
     """Compute recall at k of an output, as a table and a plot."""
-    from untold.jobs.sweep import CurveRequest, curve, show_curve
+    from untold.jobs.sweep import curve, show_curve
 
-    return _over_measures(options, partial(CurveRequest, ks=options.k or ()), curve, show_curve)
+    return _over_measures(options, partial(curve, ks=options.k or ()), show_curve)
 
 
-def _over_measures(
-    options: Options, request: Callable[..., Any], run: Callable[..., Any], show: Callable[..., None]
-) -> int:
+def _over_measures(options: Options, run: Callable[..., Any], show: Callable[..., None]) -> int:
     """Make a table and a plot from the measures of a run."""
     output = arguments.absolute(options.run)
-    rows = run(request(output, seed=arguments.settings_without_endpoint(options).statistics.seed))
+    rows = run(output, seed=arguments.settings_without_endpoint(options).statistics.seed)
     if options.json:
         arguments.print_json(rows)
     else:

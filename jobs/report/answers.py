@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
@@ -60,19 +60,14 @@ def fact_edges(
     edges: set[Edge] = set()
     for row in relations:
         first, second = places.get(row["premise_id"]), places.get(row["hypothesis_id"])
-        if first is not None and second is not None and first != second:
-            edges.update(_edges(first, second, row["relation"]))
+        if first is None or second is None or first == second:
+            continue
+        forth, back = ENTAILMENTS.get(row["relation"], (False, False))
+        edges |= {(first, second, ENTAILS)} if forth else set()
+        edges |= {(second, first, ENTAILS)} if back else set()
+        if row["relation"] in CONTRADICTIONS:
+            edges.add((min(first, second), max(first, second), CONTRADICTS))
     return alone, sorted(edges)
-
-
-def _edges(first: int, second: int, relation: str) -> Iterable[Edge]:
-    forth, back = ENTAILMENTS.get(relation, (False, False))
-    if forth:
-        yield first, second, ENTAILS
-    if back:
-        yield second, first, ENTAILS
-    if relation in CONTRADICTIONS:
-        yield min(first, second), max(first, second), CONTRADICTS
 
 
 # The least similarity (of 100) of the words of two statements, in any order: judges word a statement differently per
@@ -299,10 +294,10 @@ class ReportSamples:
         found = {key: compact(self._sample(key)) for key in self._order}
         self._add_texts(found)
         self._add_statements(found)
-        self._add_conflicts(found)
+        self._append(found, "conflicts", CONFLICTS.names, self._conflict, among=self._detailed)
         self._add_claims(found)
-        self._add_criteria(found)
-        self._add_citations(found)
+        self._append(found, "criteria", CRITERIA.names, self._criterion)
+        self._append(found, "citations", CITATIONS.names, self._citation)
         self._add_failures(found)
         self._add_measures(found)
         for key, words in judges_words(self.sources, self._detailed).items():
@@ -348,7 +343,10 @@ class ReportSamples:
             own = [dict(row) for row in order_statements(rows)[:MAX_STATEMENTS]]
             into = found[key]["metrics"][metric]
             if atoms[key][metric]:
-                into["graph"] = self._graph(own, atoms[key][metric], relations[key][metric])
+                alone, edges = fact_edges(own, atoms[key][metric], relations[key][metric])
+                nodes = [[self.texts.add(_atom_text(row)), row["origin"], row["sources"] or []] for row in alone]
+                more = max(0, len(edges) - MAX_EDGES)
+                into["graph"] = {"alone": nodes[:MAX_NODES], "edges": edges[:MAX_EDGES], "more": more}
             into["statements"] = columns_of([{k: v for k, v in row.items() if k != "statement_id"} for row in own])
 
     def _statements(self, found: Mapping[Key, Row]) -> Iterator[tuple[Key, str, list[Row]]]:
@@ -379,17 +377,13 @@ class ReportSamples:
         own_id = {"number": int(last)} if last.isdecimal() else {"number": 0, "id": row["statement_id"]}
         return {**plain, **named, **own_id, "text": number, "point": point, "members": others, **reason}
 
-    def _graph(self, statements: Sequence[Row], atoms: Iterable[Row], relations: Iterable[Row]) -> Row | None:
-        alone, edges = fact_edges(statements, atoms, relations)
-        nodes = [[self.texts.add(_atom_text(row)), row["origin"], row["sources"] or []] for row in alone]
-        return {"alone": nodes[:MAX_NODES], "edges": edges[:MAX_EDGES], "more": max(0, len(edges) - MAX_EDGES)}
-
-    def _add_conflicts(self, found: Mapping[Key, Row]) -> None:
-        """Add the coverage of contradicting statements."""
-        for key, row in self.sources.rows("conflicts", CONFLICTS.names[1:], among=self._detailed):
-            if row["metric"] in found[key]["metrics"]:
-                told = found[key]["metrics"][row["metric"]].setdefault("conflicts", [])
-                told.append(self.texts.add(describe_conflict(row)))
+    def _append(
+        self, found: Mapping[Key, Row], name: str, columns: Sequence[str], shown: Callable[[Row], Any], **which: Any
+    ) -> None:
+        """Add a list with what is shown of each row of a table, to the metrics of the samples."""
+        for key, row in self.sources.rows(name, columns[1:], **which):
+            if key in found and row["metric"] in found[key]["metrics"]:
+                found[key]["metrics"][row["metric"]].setdefault(name, []).append(shown(row))
 
     def _add_claims(self, found: Mapping[Key, Row]) -> None:
         """Add claims with their verdicts, and the chunks that ground them or are nearest to them."""
@@ -416,22 +410,19 @@ class ReportSamples:
         named = {"id": row["claim_id"], "text": self.texts.add(row["text"])}
         return compact({**named, "verdict": row["verdict"], "anchor": row["anchor"], "evidence": shown})
 
-    def _add_citations(self, found: Mapping[Key, Row]) -> None:
-        """Add the sentences, each with its sources, their support and the reasons."""
-        for key, row in self.sources.rows("citations", CITATIONS.names[1:]):
-            if key in found and row["metric"] in found[key]["metrics"]:
-                texts = {name: self.texts.add(row[name]) for name in ("sentence", "source", "reason") if row[name]}
-                named = {"number": row["sentence_number"], "support": row["support"], "status": row["status"]}
-                found[key]["metrics"][row["metric"]].setdefault("citations", []).append(compact(texts | named))
+    def _conflict(self, row: Row) -> int | None:
+        return self.texts.add(describe_conflict(row))
 
-    def _add_criteria(self, found: Mapping[Key, Row]) -> None:
-        """Add the criteria of rubrics, with the verdict, or with the grade of a criterion with levels."""
-        for key, row in self.sources.rows("criteria", CRITERIA.names[1:]):
-            if key in found and row["metric"] in found[key]["metrics"]:
-                texts = {name: self.texts.add(row[name]) for name in ("text", "reason") if row[name]}
-                named = {"verdict": row["grade"] or row["verdict"], "dimension": row["dimension"]}
-                points = {name: rounded(row[name]) for name in ("points", "earned")}
-                found[key]["metrics"][row["metric"]].setdefault("criteria", []).append(compact(texts | named | points))
+    def _citation(self, row: Row) -> Row:
+        texts = {name: self.texts.add(row[name]) for name in ("sentence", "source", "reason") if row[name]}
+        named = {"number": row["sentence_number"], "support": row["support"], "status": row["status"]}
+        return compact(texts | named)
+
+    def _criterion(self, row: Row) -> Row:
+        """Return a criterion with its verdict, or with the grade of a criterion with levels."""
+        texts = {name: self.texts.add(row[name]) for name in ("text", "reason") if row[name]}
+        named = {"verdict": row["grade"] or row["verdict"], "dimension": row["dimension"]}
+        return compact(texts | named | {name: rounded(row[name]) for name in ("points", "earned")})
 
     def _chunks(self, names: Collection[str]) -> dict[tuple[int, str], int | None]:
         """Return the numbers of texts by run and chunk."""
@@ -473,13 +464,11 @@ def _places(found: Mapping[Key, Row]) -> Iterator[SampleMetric]:
 
 def _worst_first(scores: Mapping[Key, Mapping[str, Sequence[Row]]]) -> list[Key]:
     """Return the samples by their lowest score, samples without a score last, then by run and id."""
-
-    def lowest(key: Key) -> float:
-        return min(
-            (row["score"] for rows in scores[key].values() for row in rows if row["score"] is not None), default=2
-        )
-
-    return sorted(scores, key=lambda key: (lowest(key), key))
+    lowest = {
+        key: min((row["score"] for rows in own.values() for row in rows if row["score"] is not None), default=2)
+        for key, own in scores.items()
+    }
+    return sorted(lowest, key=lambda key: (lowest[key], key))
 
 
 def _score(row: Row) -> Row:

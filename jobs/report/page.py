@@ -68,11 +68,9 @@ def system_rows(sources: Sources) -> dict[str, list[Row]]:
             label = "all systems" if several else sources.labels[place, row["system"]]
             counts = bars[row["metric"], row["system"]]
             found[row["metric"]].append({**row, "label": label, "run": place, "all": bool(several), "bars": counts})
-    return {metric: sorted(rows, key=_best_first) for metric, rows in sorted(found.items())}
-
-
-def _best_first(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return not row["all"], row["mean"] is None, -(row["mean"] or 0.0), row["label"]
+    for rows in found.values():
+        rows.sort(key=lambda row: (not row["all"], row["mean"] is None, -(row["mean"] or 0.0), row["label"]))
+    return dict(sorted(found.items()))
 
 
 def _distributions(sources: Sources, place: int) -> dict[tuple[str, str | None], list[int]]:
@@ -121,11 +119,6 @@ def trend_rows(sources: Sources) -> tuple[dict[str, list[Row]], list[str]]:
     return rows, [describe_finding(row) for row in found.findings]
 
 
-def left_out_rows(sources: Sources) -> list[Row]:
-    """Return the statements that most answers to a query miss, as in `untold.Run.left_out`."""
-    return [row for row in left_out(sources.runs, n=LEFT_OUT).to_pylist() if row["responses"] > 1]
-
-
 def measure_rows(sources: Sources) -> list[Row]:
     """Return the rows of the tables `measures_summary` with `label`, only by system if a run has several systems."""
     found = []
@@ -165,12 +158,6 @@ def total(rows: Iterable[Mapping[str, Any]], name: str) -> float:
 def cost_of(sources: Sources) -> list[float | None]:
     """Return the cost of each run over all its starts, None without a price."""
     return [(run.manifest.get("totals") or {}).get("cost") for run in sources.runs]
-
-
-def costs_a_sample(sources: Sources) -> list[float | None]:
-    """Return the cost per sample of each run, None without a price."""
-    found = zip(cost_of(sources), sources.sizes, strict=True)
-    return [None if cost is None or not size else cost / size for cost, size in found]
 
 
 def counts_of(sources: Sources) -> dict[str, Row]:
@@ -243,25 +230,16 @@ def _costs(sources: Sources) -> str:
 def reliance(sources: Sources) -> list[Sentence]:
     """Return sentences about the reliability of the figures, with their level, warnings first."""
     counts = counts_of(sources)
-    parts = (
-        _ends(sources),
-        _embedded(sources),
-        _failed(counts),
-        _small(counts),
-        _read_loosely(sources),
-        _silent(sources),
-    )
+    parts = (_judging(sources), _failed(counts), _small(counts), _read_loosely(sources), _silent(sources))
     found = [sentence for part in (*parts, _people(sources)) for sentence in part]
     return sorted(found, key=lambda sentence: (WARNING, NOTE, GOOD).index(sentence[0]))
 
 
-def _ends(sources: Sources) -> Iterator[Sentence]:
+def _judging(sources: Sources) -> Iterator[Sentence]:
     for name, run in zip(sources.names, sources.runs, strict=True):
         if run.status in ENDS:
             yield WARNING, f"The run {name} {ENDS[run.status]}, so its figures cover only a part of the samples."
 
-
-def _embedded(sources: Sources) -> Iterator[Sentence]:
     if any(run.manifest.get("embedded_model") for run in sources.runs):
         yield WARNING, "The judge is the embedded demo model, which is not a judge to rely on."
 
@@ -271,15 +249,12 @@ def _failed(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Sentence]:
         yield GOOD, "No sample failed."
     for metric, row in counts.items():
         share = row["failed"] / max(row["n"], 1)
-        if not row["failed"]:
-            continue
-        told = (
-            f"{row['failed']:,} of {row['n']:,} samples ({share:.1%}) have no score under {metric}, because requests "
-        )
-        yield (
-            WARNING if share > MANY else NOTE,
-            f"{told}failed. Its means do not include them. The bounds show how far they could change it.",
-        )
+        if row["failed"]:
+            yield (
+                WARNING if share > MANY else NOTE,
+                f"{row['failed']:,} of {row['n']:,} samples ({share:.1%}) have no score under {metric}, because "
+                "requests failed. Its means do not include them. The bounds show how far they could change it.",
+            )
 
 
 def _small(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Sentence]:
@@ -414,9 +389,12 @@ def _fill(sources: Sources, data: Packed) -> str:
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     systems = system_rows(sources)
     differences, reason = difference_rows(sources)
-    costs = costs_a_sample(sources)
+    paid = zip(cost_of(sources), sources.sizes, strict=True)
+    costs = [None if cost is None or not size else cost / size for cost, size in paid]
     dated, findings = trend_rows(sources)
-    page: str = _template().render(
+    loader = DictLoader({TEMPLATE: _read(TEMPLATE)})
+    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(TEMPLATE)
+    return template.render(
         policy=policy,
         version=version("untold"),
         style=Markup(style),
@@ -440,11 +418,11 @@ def _fill(sources: Sources, data: Packed) -> str:
         measures=measure_rows(sources),
         diagnoses=[line for run in sources.runs for line in describe_faults(run)],
         shown=_shown(sources, data),
-        left_out=left_out_rows(sources),
+        # A statement of a single response is not missed by most
+        left_out=[row for row in left_out(sources.runs, n=LEFT_OUT).to_pylist() if row["responses"] > 1],
         failures=failure_rows(sources),
         usage=usage_rows(sources),
     )
-    return page
 
 
 def _shown(sources: Sources, data: Packed) -> list[str]:
@@ -469,11 +447,6 @@ def _span(rows: Sequence[Mapping[str, Any]]) -> float:
     """Return the largest absolute limit of the intervals, for their axis."""
     ends = [abs(row[name]) for row in rows for name in ("difference", "ci_low", "ci_high") if row.get(name) is not None]
     return float(max([*ends, 0.01]))
-
-
-def _template() -> Any:
-    loader = DictLoader({TEMPLATE: _read(TEMPLATE)})
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(TEMPLATE)
 
 
 def _read(name: str) -> str:

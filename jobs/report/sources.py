@@ -131,14 +131,12 @@ def open_sources(runs: Sequence[RunTables]) -> Sources:
 
 def _drawn(run: RunTables, count: int) -> list[str]:
     """Return samples ordered by a hash of their query, then of their id."""
-    samples = run.dataset("samples")
-
-    def keys() -> Iterator[tuple[bytes, bytes, str]]:
-        for batch in batches_of(samples, ["sample_id", "query"]):
-            for name, query in zip(batch["sample_id"].to_pylist(), batch["query"].to_pylist(), strict=True):
-                yield _hash(query or name), _hash(name), name
-
-    return [name for *_, name in heapq.nsmallest(count, keys())]
+    keys = (
+        (_hash(query or name), _hash(name), name)
+        for batch in batches_of(run.dataset("samples"), ["sample_id", "query"])
+        for name, query in zip(batch["sample_id"].to_pylist(), batch["query"].to_pylist(), strict=True)
+    )
+    return [name for *_, name in heapq.nsmallest(count, keys)]
 
 
 def _hash(text: str) -> bytes:

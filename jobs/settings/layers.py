@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import IO, Any
@@ -208,14 +208,14 @@ def _allowed(schema: Mapping[str, Any]) -> str:
 
 def _known(model: type[Section], prefix: str) -> Iterator[Known]:
     """Yield every setting of a model, the settings of a stage once for each stage."""
-    properties = _properties(model)
+    properties = model.model_json_schema()["properties"]
     for name, info in model.model_fields.items():
         key = prefix + name
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
             yield from _known(info.annotation, f"{key}.")
         elif key == "stages":
-            for stage in STAGE_NAMES:
-                yield from _known(StageSettings, f"stages.{stage}.")
+            own = list(_known(StageSettings, ""))
+            yield from (replace(one, key=f"stages.{stage}.{one.key}") for stage in STAGE_NAMES for one in own)
         else:
             schema = properties[name]
             types = {one.get("type") for one in schema.get("anyOf", [schema])}
@@ -225,13 +225,6 @@ def _known(model: type[Section], prefix: str) -> Iterator[Known]:
             default = info.get_default(call_default_factory=True)
             description, advanced = info.description or "", name in model.ADVANCED
             yield Known(key, _allowed(schema), default, description, is_text, names, advanced)
-
-
-@cache
-def _properties(model: type[Section]) -> dict[str, Any]:
-    """Return the JSON schema of each field of a section."""
-    found: dict[str, Any] = model.model_json_schema()["properties"]
-    return found
 
 
 @cache

@@ -119,12 +119,6 @@ class EndpointSettings(SetFieldsSection, SendingSettings):
     price_per_million_completion_tokens: Amount | None = None
     weight: Positive = 1.0
 
-    @property
-    def identity(self) -> tuple[str | None, ...]:
-        """Return the fields that identify an endpoint. Two accounts or two routes of one address are two endpoints."""
-        sent = json.dumps([self.extra_headers, self.extra_query], sort_keys=True)
-        return self.base_url, self.model, self.api_key_env, self.api_key_command, sent
-
     def over(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields that this endpoint sets or merges into `given`, the settings `llm.*`."""
         merged = {name: {**given[name], **getattr(self, name)} for name in ("extra_headers", "extra_query")}
@@ -133,8 +127,10 @@ class EndpointSettings(SetFieldsSection, SendingSettings):
 
 
 def _check_distinct(value: list[EndpointSettings]) -> list[EndpointSettings]:
-    """Raise ValueError if two endpoints are the same."""
-    if len({one.identity for one in value}) < len(value):
+    """Raise ValueError if two endpoints are the same. Two accounts or two routes of one address are two endpoints."""
+    sent = [json.dumps([one.extra_headers, one.extra_query], sort_keys=True) for one in value]
+    fields = [(one.base_url, one.model, one.api_key_env, one.api_key_command) for one in value]
+    if len(set(zip(fields, sent, strict=True))) < len(value):
         raise ValueError("a list of endpoints that differ in base_url, model, api_key_env, headers or query parameters")
     return value
 

@@ -22,11 +22,11 @@ from untold.jobs.study.judgements import (
     Judgements,
     Key,
     LabelledUnits,
+    Owner,
     Row,
     Rows,
     whole_rows,
 )
-from untold.jobs.study.judgements import Owner as JudgementOwner
 from untold.jobs.study.meta_evaluation import PromptPairs
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.samples.data_sets import MUST_HAVE, NICE_TO_HAVE
@@ -48,8 +48,6 @@ KAPPA, ALPHA = "fleiss_kappa", "krippendorff_alpha"
 COUNTS = ("true_positives", "false_positives", "false_negatives", "true_negatives")
 # Measures over all labelled items with the labels covered and not covered
 AGREEMENTS = {"kappa": kappa, "macro_f1": macro_f1, "accuracy": accuracy}
-Owner = tuple[str, str | None]
-"""A metric or a baseline, and its model."""
 Facts = Mapping[Key, Sequence[frozenset[str]]]
 """By item the response facts of an output, each as its texts: with and without its anchor."""
 
@@ -144,7 +142,7 @@ def compare_prompts(rows: Iterable[Row], pairs: PromptPairs, *, clustered: bool,
     `rows` are those of the table `coverage`, with equal samples of all methods. The items of a sample, or of a query
     with `clustered`, flip together. A sample counts if both judged equally many of its items.
     """
-    own: dict[JudgementOwner, list[Row]] = defaultdict(list)
+    own: dict[Owner, list[Row]] = defaultdict(list)
     for row in rows:
         if row["model"] is not None:
             own[row["model"], row["metric"]].append(row)
@@ -197,7 +195,7 @@ def evaluation_rows(
     `rows` has the rows of the table `coverage`; `more` has the rows of single items, which come last. With `clustered`,
     intervals resample queries, and the means of each query are correlated as well.
     """
-    by_owner: dict[Owner, list[Row]] = defaultdict(list)
+    by_owner: dict[tuple[str, str | None], list[Row]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: str(row["sample_id"])):
         by_owner[row["metric"], row["model"]].append(row)
     found: Rows = []
@@ -289,9 +287,7 @@ def model_kappas(items: Items, found: Judgements) -> Rows:
     return rows
 
 
-def pair_rows(
-    items: Items, found: Judgements, cited: Mapping[JudgementOwner, Facts], *, clustered: bool, seed: int
-) -> Rows:
+def pair_rows(items: Items, found: Judgements, cited: Mapping[Owner, Facts], *, clustered: bool, seed: int) -> Rows:
     """Return by metric and model precision, recall and F1 over pairs of a reference and a response fact.
 
     `cited` has the facts by which a method calls an item covered. The pairs of people are the covered items with the

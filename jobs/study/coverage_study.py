@@ -10,7 +10,6 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import sha256
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -126,7 +125,7 @@ class CoverageStudy(Study):
     def evaluate(self, found: Judgements) -> StudyFindings:
         """Compare the verdicts of the models with the labels, and the methods with each other."""
         request, items = self.request, self.units
-        options: dict[str, Any] = {"clustered": request.cluster, "seed": request.settings.statistics.seed}
+        options = request.resampling
         model, missing = _token_model(request.settings)
         names, tiers = list(methods_of(found).values()), tiers_of(found)
         counts = {tier: tiers.count(tier) for tier in all_tiers(names)}
@@ -327,22 +326,18 @@ def read_facts(found: Judgements, places: Mapping[str, str], table: str) -> dict
 
     `places` has the output of each model. Leaves out methods whose outputs do not have these facts.
     """
-    facts = {
-        (model, metric): read
-        for model, metric in found.owners
-        if metric in METRICS and table in METRICS[metric].tables
-        if (read := _read_facts(metric, places[model], table)) is not None
-    }
-    return {owner: one for owner, one in facts.items() if one or table == "candidates"}
-
-
-def _read_facts(metric: str, place: str, table: str) -> Facts | None:
-    database = open_tables(place, ["claims", *{"statements", table}])
-    if database is None or not database.execute(_REFERENCES, [metric]).fetchall():
-        return None
-    facts: dict[Key, list[frozenset[str]]] = defaultdict(list)
-    for sample, item, text, anchor in database.execute(_FACTS[table], [metric]).fetchall():
-        facts[sample, item].append(frozenset((text, text if anchor is None else f"{anchor}: {text}")))
+    facts: dict[Owner, Facts] = {}
+    for model, metric in found.owners:
+        if metric not in METRICS or table not in METRICS[metric].tables:
+            continue
+        database = open_tables(places[model], ["claims", *{"statements", table}])
+        if database is None or not database.execute(_REFERENCES, [metric]).fetchall():
+            continue
+        own: dict[Key, list[frozenset[str]]] = defaultdict(list)
+        for sample, item, text, anchor in database.execute(_FACTS[table], [metric]).fetchall():
+            own[sample, item].append(frozenset((text, text if anchor is None else f"{anchor}: {text}")))
+        if own or table == "candidates":
+            facts[model, metric] = own
     return facts
 
 

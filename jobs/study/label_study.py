@@ -402,7 +402,11 @@ def bank_points(scores: BankScores, default: BoolArray) -> Points:
                 (~of_d & ~of_others.any(axis=1), POINTS_WITHOUT_STATEMENTS),
                 (~of_d & of_others.all(axis=1), POINTS_WITHOUT_DEFAULT),
             ):
-                strict, lax = (_fix(part, units, points) for part, points in zip((strict, lax), fixed, strict=True))
+                # A unit with fixed points excludes no comparison
+                strict, lax = (
+                    (np.where(units, points, part[0]), np.where(units, 0, part[1]))
+                    for part, points in zip((strict, lax), fixed, strict=True)
+                )
         # The mean of strict / 60 and lax / 60 is (strict + lax) / 120
         both = np.where((strict[0] < 0) | (lax[0] < 0), -1, strict[0] + lax[0])
         parts |= {
@@ -418,11 +422,6 @@ def _share(holds: BoolArray, counts: BoolArray) -> tuple[IntArray, IntArray]:
     number = counts.sum(axis=1)
     points: IntArray = np.where(number > 0, (holds & counts).sum(axis=1) * BANK_SCALE // np.maximum(number, 1), -1)
     return points, (~counts).sum(axis=1)
-
-
-def _fix(part: tuple[IntArray, IntArray], units: BoolArray, points: int) -> tuple[IntArray, IntArray]:
-    """Return the points and the excluded comparisons with fixed points, and nothing excluded, for some units."""
-    return np.where(units, points, part[0]), np.where(units, 0, part[1])
 
 
 def read_source_shares(place: str) -> dict[str, dict[tuple[str, str], float]]:

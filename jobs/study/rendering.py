@@ -14,7 +14,8 @@ from untold.graph.views import one_line
 from untold.jobs.run.terminal import Page, table
 
 Row = Mapping[str, Any]
-Columns = Sequence[str | tuple[str, str | Callable[[Any], str]]]
+Show = Callable[[Any], str]
+Columns = Sequence[str | tuple[str, str | Show]]
 """The columns of a table: a field of its rows, or a head with a field or a function of a row."""
 
 
@@ -32,12 +33,9 @@ def section(heading: str, note: str, columns: Columns, rows: Iterable[Row]) -> s
 def cells(columns: Columns, rows: Iterable[Row]) -> list[list[str]]:
     """Return the heads of the columns, then one list of texts per row."""
     pairs = [(column, column) if isinstance(column, str) else column for column in columns]
-    return [[head for head, _ in pairs], *([_cell(row, column) for _, column in pairs] for row in rows)]
-
-
-def _cell(row: Row, column: str | Callable[[Any], str]) -> str:
-    value = column(row) if callable(column) else row[column]
-    return value if isinstance(value, str) else number(value)
+    values = [[column(row) if callable(column) else row[column] for _, column in pairs] for row in rows]
+    texts = [[value if isinstance(value, str) else number(value) for value in line] for line in values]
+    return [[head for head, _ in pairs], *texts]
 
 
 def markdown_table(columns: Columns, rows: Iterable[Row]) -> str:
@@ -83,13 +81,16 @@ def pivot(rows: Iterable[Row], measures: Iterable[str], keys: Sequence[str] = ("
     return list(found.values())
 
 
-def intervals(measures: Iterable[str], digits: int = 3) -> list[tuple[str, Callable[[Row], str]]]:
-    """Return a column per measure of a pivoted table, with the interval."""
-    return [(name, partial(_interval_of, name, digits)) for name in measures]
+def intervals(
+    measures: Iterable[str], digits: int = 3, beside: tuple[str, Show] | None = None
+) -> list[tuple[str, Show]]:
+    """Return a column per measure of a pivoted table, with the interval, each with the column `beside` it."""
+    shown: list[tuple[str, Show]] = [("", partial(interval, digits=digits)), *([beside] if beside else [])]
+    return [(head or name, partial(_of_measure, name, show)) for name in measures for head, show in shown]
 
 
-def _interval_of(name: str, digits: int, row: Row) -> str:
-    return interval(row[name], digits)
+def _of_measure(name: str, show: Show, row: Row) -> str:
+    return show(row[name])
 
 
 # The start of a cell with a number, an interval or nothing

@@ -181,14 +181,11 @@ def tests_table(heading: str, comparisons: Sequence[Row], *names: str) -> str:
     note = f"Paired permutation tests of {what}; p adjusted after Benjamini and Hochberg over {family}."
     columns: Columns = [
         *(*names, *(() if of_items else ("convention",)), "first", "second", "n"),
-        ("first - second", partial(_four_digits, "difference")),
-        *(("p", partial(_four_digits, "p_value")), ("p adjusted", partial(_four_digits, "p_adjusted"))),
+        ("first - second", lambda row: number(row["difference"], 4)),
+        ("p", lambda row: number(row["p_value"], 4)),
+        ("p adjusted", lambda row: number(row["p_adjusted"], 4)),
     ]
     return section(heading, note, columns, comparisons)
-
-
-def _four_digits(name: str, row: Row) -> str:
-    return number(row[name], 4)
 
 
 def draw(rows: Sequence[Row], *, form: str = "svg") -> bytes:
@@ -238,21 +235,16 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], metrics: Sequence[str], models:
         for place, row in zip(places, shown, strict=True):
             if row["ci_low"] is not None:
                 axes.plot([place, place], [row["ci_low"], row["ci_high"]], color="black", linewidth=1.2)
-    _draw_baselines(axes, rows)
+    for measure, (line, name) in BASELINE_STYLES.items():
+        value = next((row["value"] for row in rows if row["measure"] == measure), None)
+        if value is not None:
+            axes.axhline(value, color="#444444", linestyle=line, linewidth=1, label=f"baseline: {name}")
     if any(row["measure"] == "lmr" and has_published_convention(row) for row in rows):
         _draw_published(axes, rows, metrics, models, at)
     axes.set_xticks(range(len(metrics)), [one_line(metric) for metric in metrics])
     # All panels and all reports have one scale
     axes.set_ylim(0, 1)
     axes.set_xlim(-0.6, max(len(metrics), 1) - 0.4)
-
-
-def _draw_baselines(axes: Axes, rows: Sequence[Row]) -> None:
-    """Draw a line per baseline."""
-    for measure, (line, name) in BASELINE_STYLES.items():
-        value = next((row["value"] for row in rows if row["measure"] == measure), None)
-        if value is not None:
-            axes.axhline(value, color="#444444", linestyle=line, linewidth=1, label=f"baseline: {name}")
 
 
 def _draw_published(
@@ -347,7 +339,11 @@ def render_coverage(
             "items. annotator compares one annotator with the majority, which includes the annotator. auc_weight "
             "compares the weights of must-have and nice-to-have references.",
             [("who", "metric"), "model", "measure", ("value", interval), "n"],
-            [row for row in rows if _is_single(row)],
+            [
+                row
+                for row in rows
+                if row["measure"] == "auc_weight" or (row["measure"] in ("auc", "accuracy") and row["model"] is None)
+            ],
         ),
         prompts_table(tables.get("comparisons", ())),
         section(
@@ -381,11 +377,6 @@ def render_coverage(
 _KAPPAS = {MODELS_KAPPA: "of models", MAJORITIES_KAPPA: "of the two majorities"}
 
 
-def _is_single(row: Row) -> bool:
-    of_items = row["measure"] in ("auc", "accuracy") and row["model"] is None
-    return of_items or row["measure"] == "auc_weight"
-
-
 def _labels(rows: Sequence[Row], labels: ItemLabels, covered: Sequence[str], subset: str | None) -> str:
     """Return the counts of the labels, and the subset."""
     kappa = next(row for row in rows if row["measure"] == KAPPA)
@@ -403,15 +394,14 @@ def _labels(rows: Sequence[Row], labels: ItemLabels, covered: Sequence[str], sub
 
 def _correlations(rows: Sequence[Row], level: str) -> str:
     """Return the correlations by metric and model, then by baseline; empty if the study does not have the level."""
-    columns: Columns = ["metric", ("model", "baseline"), "n", ("left out", "excluded")]
-    for name, head in zip(COEFFICIENTS, intervals(COEFFICIENTS), strict=True):
-        columns = [*columns, head, ("p", partial(_p_value, name))]
+    measures = intervals(COEFFICIENTS, beside=("p", _p_value))
+    columns: Columns = ["metric", ("model", "baseline"), "n", ("left out", "excluded"), *measures]
     own = pivot((row for row in rows if row["level"] == level), COEFFICIENTS)
     return section(f"Correlation with human coverage, by {level}", "", columns, own)
 
 
-def _p_value(name: str, row: Row) -> str:
-    value = row[name]["p_value"]
+def _p_value(row: Row) -> str:
+    value = row["p_value"]
     return "<0.0001" if value is not None and value < 0.0001 else number(value, 4)
 
 
@@ -426,14 +416,8 @@ def _items(rows: Sequence[Row]) -> str:
         "Measures cover labelled items. Macro is the mean over the n samples with a defined measure. Micro is over "
         "items, and pairs is over pairs of an item and a response fact; n is the denominator."
     )
-    columns: Columns = ["metric", "model", "average"]
-    for name, head in zip(MEASURES, intervals(MEASURES), strict=True):
-        columns = [*columns, head, ("n", partial(_size, name))]
+    columns: Columns = ["metric", "model", "average", *intervals(MEASURES, beside=("n", lambda row: number(row["n"])))]
     return section("Covered items", note, columns, pivot(split, MEASURES, ("metric", "model", "average")))
-
-
-def _size(name: str, row: Row) -> str:
-    return number(row[name]["n"])
 
 
 def published_sections(rows: Sequence[Row], means: Sequence[Row]) -> list[str]:

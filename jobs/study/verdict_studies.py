@@ -246,17 +246,6 @@ def render_claims(rows: Sequence[Row], *, clustered: bool) -> str:
     units = "whole queries" if clustered else "single claims"
     measures = intervals(CLAIM_AGREEMENTS, 4)
     columns: Columns = ["metric", ("model", "baseline"), "n", ("left out", "excluded"), *measures]
-    return document(
-        "Meta-evaluation on claims",
-        f"Intervals: 95 % BCa, 10,000 resamples of {units}. If no label is `contradicted`, this verdict counts "
-        "as `not_supported`. Claims without a verdict are excluded.",
-        section("Verdicts", "", columns, pivot(rows, CLAIM_AGREEMENTS)),
-        _share_table(rows),
-    )
-
-
-def _share_table(rows: Sequence[Row]) -> str:
-    """Return by system the shares of claims that people and each metric of a model call supported."""
     shares = [row for row in rows if row["measure"].startswith(SHARE)]
     by_measure: dict[str, dict[str, Any]] = {}
     for row in sorted(shares, key=lambda row: row["metric"] != PEOPLE):
@@ -267,9 +256,15 @@ def _share_table(rows: Sequence[Row]) -> str:
         )
         own[PEOPLE if row["metric"] == PEOPLE else f"{row['metric']} of {row['model']}"] = interval(row, 4)
     names = dict.fromkeys(name for own in by_measure.values() for name in own)
-    columns = sorted(names, key=lambda name: (name == "published") - (name == "system"))
+    by_system = sorted(names, key=lambda name: (name == "published") - (name == "system"))
     note = "All claims are pooled. The published values are FActScore's human labels (Min et al. 2023), S / (S + NS)."
-    return section("Supported", note, columns, by_measure.values())
+    return document(
+        "Meta-evaluation on claims",
+        f"Intervals: 95 % BCa, 10,000 resamples of {units}. If no label is `contradicted`, this verdict counts "
+        "as `not_supported`. Claims without a verdict are excluded.",
+        section("Verdicts", "", columns, pivot(rows, CLAIM_AGREEMENTS)),
+        section("Supported", note, by_system, by_measure.values()),
+    )
 
 
 READS = ("query_id", "references", RUBRIC)
@@ -286,20 +281,12 @@ CRITERION_LABELS = {
 }
 
 
-def _read_assignments(_: str, rows: pa.Table) -> pa.Table:
-    # A row without an importance is a statement of another kind
-    return rows.filter((pc.field("metric") == NUGGETS) & pc.field("importance").is_valid())
-
-
-def _read_criteria(_: str, rows: pa.Table) -> pa.Table:
-    return rows.filter(pc.field("metric") == RUBRIC)
-
-
 ASSIGNMENTS = Source(
     table="statements",
     required=("metric", *NUGGET, "importance", "weight", JUDGE),
     optional=(),
-    read=_read_assignments,
+    # A row without an importance is a statement of another kind
+    read=lambda _, rows: rows.filter((pc.field("metric") == NUGGETS) & pc.field("importance").is_valid()),
     unit=("nugget", "nuggets"),
     value=("assignment", "assignments"),
     rows="assignments",
@@ -310,7 +297,7 @@ CRITERIA = Source(
     table="criteria",
     required=("metric", *CRITERION, "verdict"),
     optional=(),
-    read=_read_criteria,
+    read=lambda _, rows: rows.filter(pc.field("metric") == RUBRIC),
     unit=("criterion", "criteria"),
     value=("verdict", "verdicts"),
     rows="verdicts",
@@ -417,8 +404,7 @@ def nugget_rows(assigned: Mapping[str, Sequence[Row]], score: str, *, clustered:
         pairs = [(row[PEOPLE], row[JUDGE]) for row in rows]
         owners = [row["topic" if clustered else "sample_id"] for row in rows]
         agreements = verdict_rows(NUGGET_AGREEMENTS, SUPPORTS, pairs, owners, seed=seed)
-        every = [*({"level": BY_ITEM, **row} for row in agreements), *_rankings(rows, score, seed)]
-        found += [{"model": model, **row} for row in every]
+        found += [{"model": model, "level": BY_ITEM, **row} for row in (*agreements, *_rankings(rows, score, seed))]
     return whole_rows(found, dataset=NUGGETS, metric=NUGGETS)
 
 

@@ -188,19 +188,24 @@ def measure_repeats(runs: Sequence[Mapping[str, DataFrame]]) -> Rows:
     sums = (F.count("*").alias("statements"), F.count_if("flips").alias("flips"))
     verdicts = _verdicts(runs)
     counts = {} if verdicts is None else _by_group(verdicts, *sums)
-    return [
-        {
+    found = []
+    for (metric, system), row in sorted(within.items(), key=lambda item: (item[0][0], item[0][1] or "")):
+        counted = counts.get((metric, system), {"statements": 0, "flips": 0})
+        statements, variance = counted["statements"], total[metric, system]["total"]
+        own = {
             "metric": metric,
-            "level": "overall" if system is None else "system",
+            "level": LEVELS[system is not None],
             "system": system,
             "repeats": len(runs),
             "n": row["n"],
             "deviation": round(math.sqrt(row["within"]), DECIMALS),
-            **_flips(counts.get((metric, system))),
-            "share": _share(row["within"], total[metric, system]["total"]),
+            "statements": statements,
+            "disagreement_rate": counted["flips"] / statements if statements else None,
+            # None if scores do not vary
+            "share": round(min(1.0, row["within"] / variance), DECIMALS) if variance else None,
         }
-        for (metric, system), row in sorted(within.items(), key=lambda item: (item[0][0], item[0][1] or ""))
-    ]
+        found.append(own)
+    return found
 
 
 def with_order_differences(summary: Rows, runs: Sequence[Mapping[str, DataFrame]], *, seed: int) -> Rows:
@@ -214,16 +219,16 @@ def with_order_differences(summary: Rows, runs: Sequence[Mapping[str, DataFrame]
     repeated = _scored(runs).groupBy("metric", "sample_id", "system").agg(*sums).where(F.col("scorings") == len(runs))
     counted = repeated.groupBy("metric", "system", "difference").count()
     found: dict[Key, list[Row]] = defaultdict(list)
-    for row in counted.collect():
-        for system in {None, row["system"]}:
-            found[row["metric"], system].append(row.asDict())
-    return [{**row, **_order_columns(found[row["metric"], row["system"]], seed)} for row in summary]
-
-
-def _order_columns(counted: Sequence[Row], seed: int) -> dict[str, float | None]:
-    differences, counts = ([row[name] for row in counted] for name in ("difference", "count"))
-    interval = clustered_bca_interval(differences, [1] * len(counted), counts, seed=seed)
-    return {"order_difference": interval.mean, "order_ci_low": interval.low, "order_ci_high": interval.high}
+    for one in counted.collect():
+        for system in {None, one["system"]}:
+            found[one["metric"], system].append(one.asDict())
+    rows = []
+    for row in summary:
+        own = found[row["metric"], row["system"]]
+        differences, counts = ([one[name] for one in own] for name in ("difference", "count"))
+        interval = clustered_bca_interval(differences, [1] * len(own), counts, seed=seed)
+        rows.append({**row, **interval.columns("order_difference", "order_ci")})
+    return rows
 
 
 def repeatability_lines(rows: Rows) -> Iterator[str]:
@@ -242,14 +247,14 @@ def repeatability_lines(rows: Rows) -> Iterator[str]:
 def widened(summary: Rows, repeats: Rows) -> Rows:
     """Return the rows of `summary` with intervals for the mean of one more scoring of the same samples."""
     shares = {(row["metric"], row["system"]): row["share"] for row in repeats}
-    return [_widened(row, math.sqrt(1 + (shares.get((row["metric"], row["system"])) or 0.0))) for row in summary]
-
-
-def _widened(row: dict[str, Any], factor: float) -> dict[str, Any]:
-    if row["ci_low"] is None:
-        return row
-    low, high = (row["mean"] + factor * (row[end] - row["mean"]) for end in ("ci_low", "ci_high"))
-    return {**row, "ci_low": max(0.0, low), "ci_high": min(1.0, high)}
+    found = []
+    for row in summary:
+        factor = math.sqrt(1 + (shares.get((row["metric"], row["system"])) or 0.0))
+        if row["ci_low"] is not None:
+            low, high = (row["mean"] + factor * (row[end] - row["mean"]) for end in ("ci_low", "ci_high"))
+            row = {**row, "ci_low": max(0.0, low), "ci_high": min(1.0, high)}
+        found.append(row)
+    return found
 
 
 def _numbered(frames: Sequence[DataFrame]) -> DataFrame:
@@ -284,17 +289,6 @@ def _by_group(rows: DataFrame, *sums: Any) -> dict[Key, Row]:
     others = [name for name in rows.columns if name != "system"]
     found = rows.select(*others, groups).groupBy("metric", "of").agg(*sums).collect()
     return {(row["metric"], row["of"]): row.asDict() for row in found}
-
-
-def _flips(counts: Row | None) -> dict[str, Any]:
-    statements = counts["statements"] if counts else 0
-    rate = counts["flips"] / statements if counts and statements else None
-    return {"statements": statements, "disagreement_rate": rate}
-
-
-def _share(within: float, total: float | None) -> float | None:
-    """Return the share of the judge in the variance of scores, or None if scores do not vary."""
-    return round(min(1.0, within / total), DECIMALS) if total else None
 
 
 # The columns that distinguish sources
@@ -354,7 +348,20 @@ def leaning_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
     queries: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in counts:
         queries[tuple(row[name] for name in _KEYS)].append(row)
-    found = [_row(dict(zip(_KEYS, key, strict=True)), queries[key], seed) for key in sorted(queries, key=_order)]
+    found = []
+    for key in sorted(queries, key=_order):
+        columns = [[row[name] for row in queries[key]] for name in ("followed", "n", "count")]
+        followed, total = (sum(row[name] * row["count"] for row in queries[key]) for name in ("followed", "n"))
+        named = dict(zip(_KEYS, key, strict=True))
+        own = {
+            **named,
+            "level": LEVELS[named["system"] is not None],
+            "n": total,
+            "followed": followed,
+            **clustered_bca_interval(*columns, seed=seed).columns("share"),
+            "p_value": binomial_test(followed, total),
+        }
+        found.append(own)
     return add_adjusted(found, "metric", "level")
 
 
@@ -362,16 +369,3 @@ def _order(key: tuple[Any, ...]) -> tuple[Any, ...]:
     """Sort by metric, all samples before systems, ranks before kinds, ranks as numbers."""
     metric, system, by, source = key
     return metric, system is not None, system or "", BY.index(by), int(source) if by == "rank" else 0, source
-
-
-def _row(named: dict[str, Any], queries: Sequence[Row], seed: int) -> dict[str, Any]:
-    columns = [[row[name] for row in queries] for name in ("followed", "n", "count")]
-    followed, total = (sum(row[name] * row["count"] for row in queries) for name in ("followed", "n"))
-    return {
-        **named,
-        "level": "overall" if named["system"] is None else "system",
-        "n": total,
-        "followed": followed,
-        **clustered_bca_interval(*columns, seed=seed).columns("share"),
-        "p_value": binomial_test(followed, total),
-    }

@@ -5,7 +5,7 @@ New versions only add nullable columns to the tables of a trend.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,17 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Series:
+    """The means of a measure for a system or the sentinel under a metric, by the indices of the dates."""
+
+    metric: str
+    level: str
+    system: str | None
+    measure: str
+    means: Mapping[int, float]
+
+
+@dataclass(frozen=True)
 class DateRange:
     """Dates of one series by index, both ends included."""
 
@@ -129,32 +140,36 @@ class DatedScores:
                 with measured as (
                     unpivot (select *, {_VALUES} from now)
                     on {", ".join(f"value_{name} as {name}" for name in MEASURES)} into name measure value value)
-                select {place}, {_series("level", "metric", "case when level = 'system' then system end", "measure")},
+                select {place}, hash(level, metric, case when level = 'system' then system end, measure),
                     sample, asked, value
                 from measured"""
         )
         clusters = clusters_by(("level", "metric", "system"), rows_of(self._database, _CLUSTERS))
         return [self._point(row, clusters) for row in fetch_rows(self._database, _POINTS)]
 
-    def change(
-        self, level: str, metric: str, system: str | None, measure: str, later: DateRange, earlier: DateRange
-    ) -> tuple[Change, str | None]:
+    def change(self, series: Series, later: DateRange, earlier: DateRange) -> tuple[Change, str | None]:
         """Return the change of a series between two stretches, and the key of its pairs: sample, query or None.
 
         The key is the sample (id and query) if both share half of the samples of the smaller one, or else the query.
         """
-        names = ", ".join("null" if name is None else quoted(name) for name in (level, metric, system, measure))
-        where = [f"series = {_series(names)} and place between {one.first} and {one.last}" for one in (later, earlier)]
+        where = [_within(series, dates) for dates in (later, earlier)]
         for key in _KEYS:
             if self._shares(key, where):
-                return Change([self._collect(_paired(key, where))]), key
-        signs = ((where[0], ""), (where[1], "-"))
-        return Change([self._collect(_unpaired(one, sign)) for one, sign in signs]), None
+                # The sums and sizes of differences, by query
+                pairs = f"""select round(sum(a.score - b.score), {DECIMALS}) as sum, count(*) as size
+                    from {_means(key, where[0])} a join {_means(key, where[1])} b using (key) group by a.query"""
+                return Change([self._collect(pairs)]), key
+        # The sums and sizes of the means of samples, by query
+        sides = [
+            f"""select round({sign}sum(score), {DECIMALS}) as sum, count(*) as size
+                from {_means("sample", one)} group by query"""
+            for sign, one in zip(("", "-"), where, strict=True)
+        ]
+        return Change(list(map(self._collect, sides))), None
 
-    def moved(self, metric: str, system: str, later: DateRange, earlier: DateRange, key: str) -> list[Row]:
-        """Return the samples with the largest moves between two stretches, with their latest texts."""
-        names = quoted_list((SYSTEM, metric, system, MEAN))
-        where = [f"series = {_series(names)} and place between {one.first} and {one.last}" for one in (later, earlier)]
+    def moved(self, series: Series, later: DateRange, earlier: DateRange, key: str) -> list[Row]:
+        """Return the samples of a system with the largest moves between two stretches, with their latest texts."""
+        where = [_within(series, dates) for dates in (later, earlier)]
         found = fetch_rows(
             self._database,
             f"""select a.key, b.score as before_score, a.score, round(a.score - b.score, {DECIMALS}) as difference
@@ -168,11 +183,12 @@ class DatedScores:
                 self._database,
                 f"""select {key} as key, min(sample_id) as sample_id, any_value(query_text) as query
                     from ({self._select(place, ", sample_id, query as query_text")})
-                    where {key} in ({wanted}) and level = '{SYSTEM}' and metric = {quoted(metric)}
-                        and system = {quoted(system)} group by all""",
+                    where {key} in ({wanted}) and level = '{SYSTEM}' and metric = {quoted(series.metric)}
+                        and system = {quoted(str(series.system))} group by all""",
             )
             texts |= {row["key"]: row for row in rows}
-        return [{**row, **texts.get(row["key"], {}), "metric": metric, "system": system} for row in found]
+        named = {"metric": series.metric, "system": series.system}
+        return [row | texts.get(row["key"], {}) | named for row in found]
 
     def _select(self, place: int, more: str = "") -> str:
         """Return SQL of all scores of a date: level, metric, system, sample, query, status, score, score_zero."""
@@ -188,11 +204,9 @@ class DatedScores:
     def _point(self, row: Row, clusters: Mapping[tuple[str, ...], Clusters]) -> Row:
         part = clusters.get((row["level"], row["metric"], row["system"]), ([], [], []))
         mean = clustered_bca_interval(*part, seed=self._seed, resamples=resamples_for(part))
-        rate = wilson_interval(row["defined"] if row["answerable"] else 0, row["answerable"])
         level = OVERALL if row["level"] == SYSTEM and row["system"] is None else row["level"]
-        answered = {"answer_rate": rate.mean, "answer_ci_low": rate.low, "answer_ci_high": rate.high}
-        shares = {**answered, FAILED_SHARE: row["failed"] / row["n"]}
-        return {**row, "level": level, **mean.columns("mean"), **shares}
+        answered = wilson_interval(row["defined"], row["answerable"]).columns(ANSWER_RATE, "answer_ci")
+        return {**row, "level": level, **mean.columns("mean"), **answered, FAILED_SHARE: row["failed"] / row["n"]}
 
     def _shares(self, key: str, where: Sequence[str]) -> bool:
         """Return True if two stretches share half of the keys of the smaller one."""
@@ -221,24 +235,14 @@ _POINTS = f"""select level, metric, system, count(*) as n, {_COUNTS}, favg(score
     having level = '{SYSTEM}' or system is null"""
 
 
-def _series(*names: str) -> str:
-    return f"hash({', '.join(names)})"
+def _within(series: Series, dates: DateRange) -> str:
+    """Return SQL that is true for the scores of a series on these dates."""
+    given = (series.level, series.metric, series.system, series.measure)
+    names = ", ".join("null" if name is None else quoted(name) for name in given)
+    return f"series = hash({names}) and place between {dates.first} and {dates.last}"
 
 
 def _means(key: str, where: str) -> str:
     return (
         f"(select {key} as key, any_value(query) as query, avg(score) as score from scored where {where} group by all)"
     )
-
-
-def _paired(key: str, where: Iterable[str]) -> str:
-    """Return SQL of the sums and sizes of differences, by query."""
-    later, earlier = (_means(key, one) for one in where)
-    return f"""select round(sum(a.score - b.score), {DECIMALS}) as sum, count(*) as size
-        from {later} a join {earlier} b using (key) group by a.query"""
-
-
-def _unpaired(where: str, sign: str) -> str:
-    """Return SQL of the sums and sizes of the means of samples, by query."""
-    return f"""select round({sign}sum(score), {DECIMALS}) as sum, count(*) as size
-        from {_means("sample", where)} group by query"""

@@ -29,7 +29,7 @@ from untold.jobs.tables import SAMPLES, SCORES
 from untold.udfs.errors import UserError, aside, near_misses
 from untold.udfs.retrieval.embedding import find_model, normalised, open_embedder
 from untold.udfs.retrieval.local_models import MINILM
-from untold.udfs.statistics.prediction_powered import Moments, Stratum, StratumWeights, weigh_strata
+from untold.udfs.statistics.prediction_powered import Moments, Stratum, weigh_strata
 from untold.udfs.storage import StoragePath
 from untold.udfs.texts import words_of
 
@@ -74,12 +74,6 @@ class EstimateRequest:
         """Return the run with all samples."""
         return self.run if self.proxy is None else self.proxy
 
-    @property
-    def strata(self) -> tuple[str, ...]:
-        """Return the columns that stratified the draw of the judged samples."""
-        draw = (self.run.manifest.get("input") or {}).get("draw") or {}
-        return tuple(draw.get("stratify") or ())
-
 
 @dataclass(frozen=True)
 class Group:
@@ -113,7 +107,9 @@ def read_groups(request: EstimateRequest, notify: Callable[[str], None]) -> list
     """Return the groups of samples: per metric all samples, then each system by name."""
     database, pairs = _open(request)
     _note_unmatched(database, request, notify)
-    _sum_up(database, request.strata)
+    # The columns that stratified the draw of the judged samples
+    draw = (request.run.manifest.get("input") or {}).get("draw") or {}
+    _sum_up(database, draw.get("stratify") or ())
     strata = fetch_rows(database, _STRATA)
     weighed = _weigh(strata)
     if not weighed:
@@ -134,11 +130,10 @@ def read_groups(request: EstimateRequest, notify: Callable[[str], None]) -> list
     groups = []
     for key, rows in _by_group(weighed).items():
         moments = _moments(rows, crossed[key][key[2]])
-        lost = unscored.get(key, {"undefined": 0, "failed": 0})
         counts = {name: sum(row[name] for row in rows) for name in ("judged", "rest")}
-        lost = {name: lost[name] for name in ("undefined", "failed")}
+        counts |= {name: unscored[key][name] for name in ("undefined", "failed")}
         system = key[2] if key[1] else None
-        groups.append(Group(pairs[key[0]], system, None, **counts, **lost, moments=moments, cross=crossed[key]))
+        groups.append(Group(pairs[key[0]], system, None, **counts, moments=moments, cross=crossed[key]))
     _note_unscored(groups, notify)
     return groups
 
@@ -159,11 +154,7 @@ def _weigh(strata: Rows) -> Rows:
         clustered = max(row["largest"] for row in own) > 1
         weighed = weigh_strata([Stratum(*(row[name] for name in names)) for row in own], clustered=clustered)
         found += [
-            {
-                **row,
-                "clustered": clustered,
-                **{f"w_{name}": getattr(one, name) for name in StratumWeights.__annotations__},
-            }
+            {**row, "clustered": clustered, **{f"w_{name}": value for name, value in vars(one).items()}}
             for row, one in zip(own, weighed, strict=True)
         ]
     return found
@@ -174,21 +165,14 @@ def _moments(rows: Rows, own: tuple[float, float, float, float]) -> Moments:
     judged = sum(row["w_judged"] * row["score"] for row in rows)
     shift = sum(row["w_rest"] * row["proxy_rest"] - row["w_shift"] * row["proxy"] for row in rows)
     variance, covariance, _, shift_variance = own
-    return Moments(judged, shift, variance, covariance, shift_variance, _pooled(rows))
-
-
-def _pooled(rows: Rows) -> float | None:
-    """Return the variance of the shift from the variance of the proxy over all samples.
-
-    Return None for several strata, for clusters, and if all samples are judged.
-    """
-    row = rows[0]
-    if len(rows) > 1 or row["clustered"] or not row["rest"]:
-        return None
-    number = row["judged"] + row["rest"]
-    mean = (row["proxy"] + row["proxy_rest"]) / number
-    variance = (row["squares"] - number * mean * mean) / (number - 1)
-    return float(variance * (1 / row["judged"] + 1 / row["rest"]))
+    row, pooled = rows[0], None
+    # One stratum without clusters: the variance of the shift from the variance of the proxy over all samples
+    if len(rows) == 1 and not row["clustered"] and row["rest"]:
+        number = row["judged"] + row["rest"]
+        mean = (row["proxy"] + row["proxy_rest"]) / number
+        of_proxy = (row["squares"] - number * mean * mean) / (number - 1)
+        pooled = float(of_proxy * (1 / row["judged"] + 1 / row["rest"]))
+    return Moments(judged, shift, variance, covariance, shift_variance, pooled)
 
 
 def _open(request: EstimateRequest) -> tuple[DuckDBPyConnection, list[tuple[str, str | None]]]:

@@ -18,7 +18,7 @@ from untold.graph.views import one_line
 from untold.jobs.run.terminal import Page, amount, table, wrapped
 from untold.jobs.run_tables import RunTables, quoted_list
 from untold.jobs.summary import ranking
-from untold.jobs.summary.ranking import FEW, CompareError
+from untold.jobs.summary.ranking import FEW, CompareError, number_text
 from untold.jobs.summary.score_counts import (
     DECIMALS,
     FAILED_STATUSES,
@@ -116,9 +116,8 @@ class Gate:
 
     def explain(self, drop: Drop) -> str:
         """Return the verdict about one mean as a sentence: the change, its interval, the failures and the remedy."""
-        if drop.difference is None:
-            change = "no question has a score on both sides"
-        else:
+        change = "no question has a score on both sides"
+        if drop.difference is not None:
             change = f"the mean changed by {drop.difference:+.3f} ({interval_of(drop)}, {amount(drop.n, 'question')})"
         return "; ".join([f"{drop.verdict}: {change}", *_failures(drop), *self._remedy(drop)])
 
@@ -341,12 +340,11 @@ def _failures(drop: Drop) -> Iterator[str]:
 def _cells(drop: Drop) -> list[str]:
     """Return the texts of the columns `HEADS`."""
     name = drop.system if drop.system == drop.base_system else f"{drop.system} (base: {drop.base_system})"
-    numbers = [
-        "-" if value is None else format(value, form)
-        for value, form in ((drop.base_mean, ".3f"), (drop.candidate_mean, ".3f"), (drop.difference, "+.3f"))
+    return [
+        *(drop.metric, name, f"{drop.n:,}", number_text(drop.base_mean), number_text(drop.candidate_mean)),
+        *(number_text(drop.difference, "+.3f"), interval_of(drop)),
+        *(f"{drop.failed + drop.base_failed:,}", f"{drop.lost:,}"),
     ]
-    failed = f"{drop.failed + drop.base_failed:,}"
-    return [drop.metric, name, f"{drop.n:,}", *numbers, interval_of(drop), failed, f"{drop.lost:,}"]
 
 
 def gate_lines(gate: Gate, page: Page) -> Iterator[str]:
@@ -392,26 +390,19 @@ def gate_junit(gate: Gate) -> bytes:
     for drop in gate.drops:
         named = {"classname": f"untold.{one_line(drop.metric)}", "name": one_line(drop.system)}
         case, text = ElementTree.SubElement(suite, "testcase", named), gate.explain(drop)
-        kinds.append(_kind_of(drop))
-        if kinds[-1] is None:
+        incomplete = drop.failed or drop.lost or drop.base_failed
+        kind = {PASS: None, FAIL: "failure", INCONCLUSIVE: "error" if incomplete else "skipped"}[drop.verdict]
+        kinds.append(kind)
+        if kind is None:
             ElementTree.SubElement(case, "system-out").text = text
         else:
-            found = ElementTree.SubElement(case, kinds[-1], message=text)
+            found = ElementTree.SubElement(case, kind, message=text)
             # A skipped case has no type in JUnit
-            found.attrib |= {} if kinds[-1] == "skipped" else {"type": drop.verdict}
-    counts = {name: str(kinds.count(kind)) for kind, name in _COUNTED.items()}
+            found.attrib |= {} if kind == "skipped" else {"type": drop.verdict}
+    names = {"failure": "failures", "error": "errors", "skipped": "skipped"}
+    counts = {name: str(kinds.count(kind)) for kind, name in names.items()}
     for one in (suites, suite):
         one.attrib |= {"tests": str(len(kinds)), **counts}
     ElementTree.indent(suites)
     content: bytes = ElementTree.tostring(suites, "utf-8", xml_declaration=True)
     return content
-
-
-_COUNTED = {"failure": "failures", "error": "errors", "skipped": "skipped"}
-
-
-def _kind_of(drop: Drop) -> str | None:
-    """Return the element of a case of JUnit, or None for a PASS."""
-    if drop.verdict != INCONCLUSIVE:
-        return "failure" if drop.verdict == FAIL else None
-    return "error" if drop.failed or drop.lost or drop.base_failed else "skipped"

@@ -22,7 +22,6 @@ from untold.jobs.summary.ranking import (
     is_unlikely,
     limits_text,
     map_in_threads,
-    mean_text,
     names_of,
     number_text,
     wanted_metrics,
@@ -226,23 +225,16 @@ def _row(
     """Return the row of a metric, judge and family without the adjusted p."""
     _, judge, family = key
     _, sizes, counts = ratings
-    mean = clustered_bca_interval(*ratings, seed=seed)
     row: dict[str, Any] = {
         **dict(zip(_CELL, key, strict=True)),
         "own": family_of(judge, families) == family,
         "n": int(np.dot(sizes, counts)),
-        **mean.columns("mean"),
+        **clustered_bca_interval(*ratings, seed=seed).columns("mean"),
         **dict.fromkeys(("interaction", "interaction_low", "interaction_high", "p_value")),
     }
     if interactions is not None:
-        found = clustered_bca_interval(*interactions, seed=seed)
-        test = clustered_permutation_test(*interactions, seed=seed)
-        row |= {
-            "interaction": found.mean,
-            "interaction_low": found.low,
-            "interaction_high": found.high,
-            "p_value": test.p_value,
-        }
+        row |= clustered_bca_interval(*interactions, seed=seed).columns("interaction", "interaction")
+        row["p_value"] = clustered_permutation_test(*interactions, seed=seed).p_value
     return rounded_row(row)
 
 
@@ -252,7 +244,7 @@ def judge_lines(rows: Rows, page: Page) -> Iterator[str]:
     cells = [
         [
             *(row["metric"], row["judge"], f"{row['family']} (own)" if row["own"] else row["family"], f"{row['n']:,}"),
-            *(mean_text(row), interval_text(row, clustered=True), number_text(row["interaction"], "+.3f")),
+            *(number_text(row["mean"]), interval_text(row, clustered=True), number_text(row["interaction"], "+.3f")),
             *(limits_text(row, "interaction", "+.3f"), number_text(row["p_adjusted"], ".4f")),
         ]
         for row in rows

@@ -16,7 +16,7 @@ from typing import Any
 from untold.jobs.metrics import METRICS
 from untold.jobs.run.manifest import Added, OutputError, by_stage, differences, read_manifest, seconds_of
 from untold.jobs.run.terminal import Page, table
-from untold.jobs.summary.ranking import interval_text, mean_text
+from untold.jobs.summary.ranking import interval_text, number_text
 from untold.udfs.stages import LOOKUPS
 from untold.udfs.storage import FOOTERS_AT_ONCE, StoragePath
 
@@ -149,17 +149,16 @@ def table_of(rows: Sequence[Row], page: Page) -> list[str]:
 
 
 def _lines_of(row: Row) -> list[list[str]]:
-    cost = "-" if row.get("cost") is None else f"{row['cost']:,.4f}"
-    took = [f"{row.get('calls', 0):,}", cost]
-    overall = [one for one in row.get("summary", ()) if one["level"] == "overall"]
+    took = [f"{row.get('calls', 0):,}", number_text(row.get("cost"), ",.4f")]
     means = [
         [
             one["metric"],
             *(f"{one[name]:,}" for name in ("n", "scored", "failed")),
-            mean_text(one),
+            number_text(one["mean"]),
             interval_text(one),
         ]
-        for one in overall
+        for one in row.get("summary", ())
+        if one["level"] == "overall"
     ]
     return [[row["date"], row["status"], *found, *took] for found in means or [["-"] * 6]]
 
@@ -221,22 +220,18 @@ def _samples(manifest: Mapping[str, Any]) -> Iterator[Sample]:
     for start in manifest.get("starts", ())[-1:]:
         yield "untold_ended_timestamp_seconds", {}, datetime.fromisoformat(start["ended_at"]).timestamp()
         for row in by_stage(start["usage"]):
-            yield from _of_stage(row, manifest.get("settings", {}))
-
-
-def _of_stage(row: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Sample]:
-    stage = {"stage": row["stage"]}
-    for outcome in _OUTCOMES:
-        yield "untold_requests", {**stage, "outcome": outcome}, row[outcome]
-    for name in _OF_STAGES:
-        yield f"untold_{name}", stage, row[name]
-    yield "untold_stage_seconds", stage, row["seconds"]
-    section = _SECTIONS.get(row["stage"], None if row["stage"] in LOOKUPS else "llm")
-    own = settings.get(section or "", {})
-    limit = own.get("requests_per_minute")
-    # Each of several endpoints has its own limit
-    if limit and row["seconds"] and not own.get("endpoints"):
-        yield "untold_limit_used_ratio", stage, row["calls"] * 60 / (row["seconds"] * limit)
+            stage = {"stage": row["stage"]}
+            for outcome in _OUTCOMES:
+                yield "untold_requests", {**stage, "outcome": outcome}, row[outcome]
+            for name in _OF_STAGES:
+                yield f"untold_{name}", stage, row[name]
+            yield "untold_stage_seconds", stage, row["seconds"]
+            section = _SECTIONS.get(row["stage"], None if row["stage"] in LOOKUPS else "llm")
+            own = manifest.get("settings", {}).get(section or "", {})
+            limit = own.get("requests_per_minute")
+            # Each of several endpoints has its own limit
+            if limit and row["seconds"] and not own.get("endpoints"):
+                yield "untold_limit_used_ratio", stage, row["calls"] * 60 / (row["seconds"] * limit)
 
 
 def _escaped(text: str) -> str:

@@ -50,7 +50,12 @@ def summarise_counts(
         (metric, system), statuses, values = group
         columns: Counter[str] = Counter()
         for status, count in statuses.items():
-            columns[_column_of(status)] += count
+            # A mean would hide an unknown status
+            if status not in COLUMN_OF_STATUS:
+                hint = did_you_mean(near_misses(str(status), COLUMN_OF_STATUS), quote="'")
+                message = f"scores has status {status!r}, not {', '.join(COLUMN_OF_STATUS)}; {hint}"
+                raise ValueError(message.rstrip("; "))
+            columns[COLUMN_OF_STATUS[status]] += count
         return {
             "metric": metric,
             "level": LEVELS[system is not None],
@@ -97,11 +102,6 @@ def mean_columns(values: Counts, name: str, interval_of: str, seed: int | None) 
     return {"mean": mean, "ci_low": interval.low, "ci_high": interval.high, "mean_low": low, "mean_high": high}
 
 
-def mean_text(row: Mapping[str, Any]) -> str:
-    """Return the mean of a row as text."""
-    return number_text(row["mean"])
-
-
 def interval_text(row: Mapping[str, Any], *, clustered: bool = False) -> str:
     """Return the 95 % interval of a row as text, with a remark below `FEW` values, or the reason for no interval.
 
@@ -132,20 +132,7 @@ def limits_text(row: Mapping[str, Any], name: str, form: str = ".3f") -> str:
 def answer_columns(defined: Counter[float], zero: Counter[float]) -> dict[str, float | None]:
     """Return answer_rate with its interval, and mean_zero, from counts of values without and with zeros."""
     rate = wilson_interval(defined.total() if zero else 0, zero.total())
-    return {
-        "answer_rate": rate.mean,
-        "answer_ci_low": rate.low,
-        "answer_ci_high": rate.high,
-        "mean_zero": mean_of_counts(*values_and_counts(zero)),
-    }
-
-
-def _column_of(status: str) -> str:
-    """Return the column of `summary` of a status. Raises ValueError for an unknown one, which a mean would hide."""
-    if status not in COLUMN_OF_STATUS:
-        hint = did_you_mean(near_misses(str(status), COLUMN_OF_STATUS), quote="'")
-        raise ValueError(f"scores has status {status!r}, not {', '.join(COLUMN_OF_STATUS)}; {hint}".rstrip("; "))
-    return COLUMN_OF_STATUS[status]
+    return {**rate.columns("answer_rate", "answer_ci"), "mean_zero": mean_of_counts(*values_and_counts(zero))}
 
 
 def values_and_counts(counts: Counter[float]) -> tuple[list[float], list[int]]:
@@ -173,7 +160,7 @@ def compare_scores(
     *,
     metrics: Sequence[str] | None = None,
     measures: Sequence[str] | None = None,
-    seed: int,
+    seed: int = 0,
     notify: Callable[[str], None] = lambda _: None,
     cluster: bool = False,
     undefined: str = "mean",
@@ -235,26 +222,18 @@ def check_runs(runs: Sequence[RunTables]) -> Sequence[RunTables]:
     if twice:
         raise CompareError(f"{', '.join(twice)} is given twice. Give every output once")
     for run in runs:
-        _check_tables(run)
+        if missing := [name for name in ("samples", "scores") if name not in run.tables]:
+            score_it = f"score it: untold score --input {run.path_of('samples')}"
+            hint = score_it if "samples" in run.tables else "give other outputs"
+            tables = " and no table ".join(missing)
+            raise CompareError(f"{run.directory} has no table {tables}, so it is not an output of untold score; {hint}")
     return runs
-
-
-def _check_tables(run: RunTables) -> None:
-    missing = [name for name in ("samples", "scores") if name not in run.tables]
-    if missing:
-        score_it = f"score it: untold score --input {run.path_of('samples')}"
-        hint = score_it if "samples" in run.tables else "give other outputs"
-        tables = " and no table ".join(missing)
-        raise CompareError(f"{run.directory} has no table {tables}, so it is not an output of untold score; {hint}")
 
 
 def wanted_metrics(runs: Sequence[RunTables], metrics: Sequence[str] | None) -> Sequence[str]:
     """Return the metrics to compare, by default all metrics of the runs. Raises CompareError for an unknown metric."""
     known = sorted({name for run in runs for name in run.manifest.get("metrics", ())})
-    unknown = [name for name in metrics or () if name not in known]
-    if unknown:
-        hint = f"{did_you_mean(near_misses(unknown[0], known), quote='')} the outputs have {', '.join(known)}"
-        raise CompareError(f"no scores of metric {', '.join(unknown)}; {hint.strip()}")
+    _check_known("scores of metric", metrics or (), known, "")
     return metrics or known
 
 
@@ -264,11 +243,15 @@ def wanted_measures(runs: Sequence[RunTables], measures: Sequence[str] | None) -
         return ()
     tables = [run.table("measures_summary") for run in runs if "measures_summary" in run.tables]
     known = sorted({name for table in tables for name in table["measure"].to_pylist()})
-    unknown = [name for name in measures if name not in known]
-    if unknown:
-        hint = f"{did_you_mean(near_misses(unknown[0], known), quote='')} the outputs have {', '.join(known) or 'none'}"
-        raise CompareError(f"no measure {', '.join(unknown)}; {hint.strip()}")
+    _check_known("measure", measures, known, "none")
     return measures
+
+
+def _check_known(what: str, names: Sequence[str], known: Sequence[str], none: str) -> None:
+    """Raise CompareError for unknown names. `none` is the text for no known names."""
+    if unknown := [name for name in names if name not in known]:
+        hint = f"{did_you_mean(near_misses(unknown[0], known), quote='')} the outputs have {', '.join(known) or none}"
+        raise CompareError(f"no {what} {', '.join(unknown)}; {hint.strip()}")
 
 
 def names_of(runs: Sequence[RunTables]) -> list[str]:
@@ -289,18 +272,16 @@ def judged_differently(runs: Sequence[RunTables]) -> Iterator[str]:
         first, second = (run.manifest.get("identity", {}) for run in (one, other))
         stages = first.get("stages", {}).keys() & second.get("stages", {}).keys()
         judged = [name for name in sorted(stages) if first["stages"][name] != second["stages"][name]]
-        options = [_options(identity) for identity in (first, second)]
+        # The settings that change scores, without those of the statistics
+        options = [
+            {name: value for name, value in one.get("results", {}).items() if name not in ("stages", "statistics")}
+            for one in (first, second)
+        ]
         changed = sorted(name for name in options[0] if options[0][name] != options[1].get(name))
         if judged or changed:
             what = ", ".join([*judged, *changed])
             pair = f"{one.directory} and {other.directory}"
             yield f"{pair} were judged by different {what}: the results may not be comparable"
-
-
-def _options(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that change scores, without those of the statistics."""
-    results = identity.get("results", {})
-    return {name: value for name, value in results.items() if name not in ("stages", "statistics")}
 
 
 def _check_once(scores: ScoreCounts, runs: Sequence[RunTables]) -> None:
@@ -377,32 +358,22 @@ def compare_pairs(systems: Rows, differences: Mapping[tuple[str, ...], Clusters]
     for system in systems:
         ranked[system["metric"]].append(system["system"])
     pairs = [(metric, *pair) for metric, names in ranked.items() for pair in combinations(names, 2)]
-    clusters = [_difference(differences, *pair) for pair in pairs]
+    nothing: Clusters = ([], [], [])
+    clusters: list[Clusters] = []
+    for metric, first, second in pairs:
+        sums, sizes, counts = differences.get((metric, second, first), nothing)
+        reverse = -np.asarray(sums, np.float64), sizes, counts
+        clusters.append(differences.get((metric, first, second), reverse))
     # In one pool, so that the test and the limits of a single pair run in parallel
     with ThreadPoolExecutor(THREADS) as pool:
         tests = pool.map(lambda one: clustered_permutation_test(*one, seed=seed), clusters)
         limits = pool.map(lambda one: _limits(one, seed), clusters)
         rows = [
-            {
-                "metric": metric,
-                "first": first,
-                "second": second,
-                "n": test.n,
-                "difference": test.difference,
-                **interval,
-                "p_value": test.p_value,
-            }
-            for (metric, first, second), test, interval in zip(pairs, tests, limits, strict=True)
+            dict(zip(("metric", "first", "second"), pair, strict=True))
+            | {"n": test.n, "difference": test.difference, **interval, "p_value": test.p_value}
+            for pair, test, interval in zip(pairs, tests, limits, strict=True)
         ]
     return add_adjusted(rows, "metric")
-
-
-def _difference(differences: Mapping[tuple[str, ...], Clusters], metric: str, first: str, second: str) -> Clusters:
-    """Return the differences of two systems, without clusters if the systems share no question."""
-    if (metric, first, second) in differences:
-        return differences[metric, first, second]
-    sums, sizes, counts = differences.get((metric, second, first), ([], [], []))
-    return -np.asarray(sums, np.float64), sizes, counts
 
 
 def add_adjusted(rows: Rows, *family: str) -> Rows:

@@ -14,7 +14,7 @@ from untold.jobs.inference.stage.call_settings import DEMO_LABEL
 from untold.jobs.run.manifest import by_stage, seconds_of
 from untold.jobs.run.terminal import Page, amount, clock, table, visible, width_of, wrapped
 from untold.jobs.run_tables import RunTables, connect_tables, first_rows, lowest_scores, quoted, quoted_list
-from untold.jobs.summary.ranking import interval_text, mean_text
+from untold.jobs.summary.ranking import interval_text, number_text
 from untold.jobs.summary.score_counts import fetch_rows
 from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.facts.rag_measures import FAULTS, GROUPS
@@ -54,19 +54,17 @@ def explain_dead_stages(dead: Iterable[Row], errors: Iterable[Row]) -> list[str]
     >>> explain_dead_stages([{"stage": "match_one", "failed": 1, "requests": 4}], [])
     ['no request of match_one succeeded (1 of 4 failed)']
     """
-    by_stage = {row["stage"]: row for row in errors}
-    return [_explain(row, by_stage.get(row["stage"])) for row in dead]
-
-
-def _explain(usage: Row, error: Row | None) -> str:
-    stage, count = usage["stage"], f"{usage['failed']:,} of {usage['requests']:,}"
-    said = f"every request of {stage} failed ({count})"
-    if usage["failed"] < usage["requests"]:
-        said = f"no request of {stage} succeeded ({count} failed)"
-    if error is None:
-        return said
-    times = "once" if error["count"] == 1 else f"{error['count']:,} times"
-    return f"{said}. The most frequent error ({times}): {_error(error['error_type'], error['error'])}"
+    by_stage, lines = {row["stage"]: row for row in errors}, []
+    for row in dead:
+        stage, count = row["stage"], f"{row['failed']:,} of {row['requests']:,}"
+        said = f"every request of {stage} failed ({count})"
+        if row["failed"] < row["requests"]:
+            said = f"no request of {stage} succeeded ({count} failed)"
+        if error := by_stage.get(stage):
+            times = "once" if error["count"] == 1 else f"{error['count']:,} times"
+            said += f". The most frequent error ({times}): {_error(error['error_type'], error['error'])}"
+        lines.append(said)
+    return lines
 
 
 def describe_failures(failures: Iterable[Row]) -> list[str]:
@@ -132,7 +130,11 @@ def describe_faults(run: RunTables) -> list[str]:
     for row in counted:
         if not row["overall"]:
             of_systems[row["system"] or "without a system"].append(row)
-    lines = [_of_system(name, of_systems[name]) for name in sorted(of_systems)]
+    lines = []
+    for name, rows in sorted(of_systems.items()):
+        faults = [(*FAULTS[row["measure"]][:2], row) for row in rows]
+        told = [f"{half} ({measure}) {row['samples']:,} of {row['defined']:,}" for half, measure, row in faults]
+        lines.append(f"{redact(name)}: {', '.join(told)}")
     more = [f"{len(lines) - SHOWN:,} more systems in the table measures_summary"] if len(lines) > SHOWN else []
     found = [_sentence(run, row) for row in counted if row["overall"]]
     return [*found, *lines[:SHOWN], *more] if found and len(lines) > 1 else found
@@ -161,12 +163,6 @@ def _sentence(run: RunTables, row: Mapping[str, Any]) -> str:
     most = f"The worst is {redact(worst['sample_id'])} ({worst['value']:.1%} of its claims)"
     have = f"{row['samples']:,} of {amount(row['defined'], 'sample')}"
     return f"{half} ({measure}): {have} have claims {what}. {most}"
-
-
-def _of_system(name: str, rows: Iterable[Mapping[str, Any]]) -> str:
-    faults = [(*FAULTS[row["measure"]][:2], row) for row in rows]
-    told = [f"{half} ({measure}) {row['samples']:,} of {row['defined']:,}" for half, measure, row in faults]
-    return f"{redact(name)}: {', '.join(told)}"
 
 
 WORST_SHOWN = 3
@@ -198,28 +194,26 @@ def end_of_run(
     rows = run.manifest["rows"]
     failures = count_failures(run) if rows["failures"] else []
     worst = lowest_scores(run.dataset("scores"), WORST_SHOWN).to_pylist()
+    heads = ["sample_id", "metric", "score"]
+    lowest = [[row["sample_id"], row["metric"], f"{row['score']:.3f}"] for row in worst]
     diagnoses = [*describe_means(run), *describe_faults(run)]
     preference = run.table("source_preference").to_pylist() if rows.get("source_preference") else []
     measures = run.table("measures_summary").to_pylist() if rows.get("measures_summary") else []
     conflicts = conflict_lines(measures, page)
     if {row.get("model") for row in run.manifest["starts"][-1].get("usage", [])} == {JUDGE}:
         conflicts, preference = conflicts and [*wrapped(UNSHOWN_CONFLICTS, page)], []
+    statuses = (f"{n:,} {'not asked' if name == NOT_ASKED else name}" for name, n in counts["statuses"].items())
     label = f" ({DEMO_LABEL}: not a judge to rely on)" if embedded else ""
     parts = [
-        [f"summary{label}", *_summary(summary, unasked, page), *wrapped(_statuses(counts["statuses"]), page)],
+        [f"summary{label}", *_summary(summary, unasked, page), *wrapped(f"statuses: {', '.join(statuses)}", page)],
         ["failures", *failures_table(failures, page)] if failures else [],
         _readings(run.manifest["starts"][-1].get("usage", []), page),
-        ["lowest scores", *_worst(worst, page)] if worst and not brief else [],
+        ["lowest scores", *table(heads, lowest, page, names=2)] if worst and not brief else [],
         ["diagnoses", *(line for one in diagnoses for line in wrapped(one, page))] if diagnoses else [],
         ["audits of filters", *_audits(run.manifest.get("audits", []), page)] if run.manifest.get("audits") else [],
         ["conflicts of contexts", *conflicts] if conflicts and not brief else [],
         ["sources followed in conflicts", *leaning_lines(preference, page)] if preference and not brief else [],
-        [
-            *wrapped(_took(run.manifest), page),
-            *_leaks(run.manifest),
-            *_cut_prompts(run.manifest),
-            *_places(run, worst, page),
-        ],
+        [*wrapped(_took(run.manifest), page), *_prompt_lines(run.manifest), *_places(run, worst, page)],
     ]
     return [line for part in parts if part for line in (*part, "")][:-1]
 
@@ -233,7 +227,7 @@ def _summary(rows: Sequence[Row], unasked: Unasked, page: Page) -> list[str]:
         missing = unasked.get((row["metric"], row["system"]), 0)
         numbers = [row["n"], row["scored"], row["undefined"], row["failed"] - missing, *([missing] if unasked else [])]
         system = "all" if row["level"] == "overall" else row["system"]
-        figures = [*(f"{number:,}" for number in numbers), mean_text(row), interval_text(row)]
+        figures = [*(f"{number:,}" for number in numbers), number_text(row["mean"]), interval_text(row)]
         lines.append([row["metric"], system, *figures])
     plain = table(heads, lines, page, names=2, texts=1)
     if page.width is None:
@@ -260,11 +254,6 @@ def drawn_interval(row: Row, page: Page) -> str:
     return " " * low + "".join(line.get(place, marks[1]) for place in range(low, high + 1))
 
 
-def _statuses(statuses: Mapping[str, int]) -> str:
-    named = (f"{count:,} {'not asked' if name == NOT_ASKED else name}" for name, count in statuses.items())
-    return f"statuses: {', '.join(named)}"
-
-
 def failures_table(failures: Sequence[Row], page: Page) -> list[str]:
     """Return the rows of `count_failures` as a table with an example per stage and kind."""
     names = ("stage", "error_type", "sample_id", "error")
@@ -281,15 +270,13 @@ def _readings(usage: Sequence[Row], page: Page) -> list[str]:
     return ["how completions were read", *table(heads, rows, page, names=1)] if rows else []
 
 
-def _worst(worst: Sequence[Row], page: Page) -> list[str]:
-    rows = [[row["sample_id"], row["metric"], f"{row['score']:.3f}"] for row in worst]
-    return table(["sample_id", "metric", "score"], rows, page, names=2)
-
-
 def _audits(audits: Sequence[Row], page: Page) -> list[str]:
     """Return the shares of the filtered pairs that a model judges differently."""
     counted = [{**row, "n": row["defined"]} for row in audits]
-    rows = [[row["metric"], row["measure"], f"{row['n']:,}", mean_text(row), interval_text(row)] for row in counted]
+    rows = [
+        [row["metric"], row["measure"], f"{row['n']:,}", number_text(row["mean"]), interval_text(row)]
+        for row in counted
+    ]
     return table(["metric", "measure", "audited", "share", "95 % interval"], rows, page, names=2)
 
 
@@ -304,20 +291,16 @@ def _took(manifest: Mapping[str, Any]) -> str:
     return f"{used}; time: {clock(seconds)}{over}"
 
 
-def _leaks(manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line about items that were dropped because they repeat the examples of prompts."""
-    found = {row["stage"]: row.get("leaked_example") or 0 for row in by_stage(manifest["starts"][-1].get("usage", []))}
-    stages = ", ".join(f"{stage} {count:,}" for stage, count in found.items() if count)
-    if stages:
-        yield f"items dropped as repeats of the prompts' examples: {stages}"
+def _prompt_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line about items that repeat the examples of prompts, and a warning about prompts that were cut.
 
-
-def _cut_prompts(manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a warning about prompts that the endpoint cut. Their completions use a part of the text."""
+    Such items were dropped. The completions of a cut prompt use a part of the text.
+    """
     rows = by_stage(manifest["starts"][-1].get("usage", []))
-    found = {row["stage"]: (row.get("cut_prompts") or 0, row.get("calls") or 0) for row in rows}
-    stages = ", ".join(f"{stage} {cut:,} of {calls:,}" for stage, (cut, calls) in found.items() if cut)
-    if stages:
+    if leaks := [f"{row['stage']} {row['leaked_example']:,}" for row in rows if row.get("leaked_example")]:
+        yield f"items dropped as repeats of the prompts' examples: {', '.join(leaks)}"
+    if cut := [row for row in rows if row.get("cut_prompts")]:
+        stages = ", ".join(f"{row['stage']} {row['cut_prompts']:,} of {row.get('calls') or 0:,}" for row in cut)
         yield (
             f"WARNING: the endpoint reports too few prompt tokens for the text that was sent ({stages}). Its context "
             "window cuts prompts. Raise it (num_ctx of Ollama, --max-model-len of vLLM) and score with another store"
@@ -374,15 +357,14 @@ def conflict_lines(measures: Iterable[Row], page: Page) -> list[str]:
             found[row["metric"], row["system"] or "all"][row["measure"]] = row
     known = {key: rows for key, rows in found.items() if rows.keys() == set(CONFLICT_MEASURES) and rows[NUMBER]["mean"]}
     heads = ["metric", "system", "conflicts", "both sides", "95 % interval", "one side", "95 % interval"]
-    lines = [
-        [*key, f"{rows[NUMBER]['mean'] * rows[NUMBER]['defined']:,.0f}", *_shares(rows)] for key, rows in known.items()
-    ]
+    lines = []
+    for key, rows in known.items():
+        shares = [{**rows[name], "n": rows[name]["defined"]} for name in (COVERAGE, ONE_SIDED)]
+        number = f"{rows[NUMBER]['mean'] * rows[NUMBER]['defined']:,.0f}"
+        lines.append(
+            [*key, number, *(text for row in shares for text in (number_text(row["mean"]), interval_text(row)))]
+        )
     return _first_lines(heads, lines, page, 2, "measures_summary") if lines else []
-
-
-def _shares(rows: Mapping[str, Row]) -> list[str]:
-    shares = [{**rows[name], "n": rows[name]["defined"]} for name in (COVERAGE, ONE_SIDED)]
-    return [text for row in shares for text in (mean_text(row), interval_text(row))]
 
 
 def leaning_lines(rows: Sequence[Row], page: Page) -> list[str]:
@@ -390,7 +372,7 @@ def leaning_lines(rows: Sequence[Row], page: Page) -> list[str]:
     lines = [
         [
             *(row["metric"], row["system"] or "all", row["by"], row["source"], f"{row['followed']:,} of {row['n']:,}"),
-            *(mean_text({"mean": row["share"]}), interval_text(row, clustered=True), f"{row['p_adjusted']:.4f}"),
+            *(number_text(row["share"]), interval_text(row, clustered=True), f"{row['p_adjusted']:.4f}"),
         ]
         for row in rows
     ]

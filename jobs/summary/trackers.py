@@ -184,51 +184,48 @@ def _attributes(values: Mapping[str, float | str | None]) -> list[dict[str, Any]
     ]
 
 
-def _bearer(name: str) -> Callable[[Mapping[str, str]], Headers]:
-    """Return a function from the environment to a header with the token of a variable."""
-    return lambda known: {"Authorization": f"Bearer {known[name]}"} if known.get(name) else {}
+def _bearer(token: str) -> Headers:
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def _basic(user: str, password: str) -> Callable[[Mapping[str, str]], Headers]:
-    """Return a function from the environment to a header with the user and password of two variables."""
-
-    def headers(known: Mapping[str, str]) -> Headers:
-        if not known.get(user) or not known.get(password):
-            return {}
-        pair = f"{known[user]}:{known[password]}".encode()
-        return {"Authorization": f"Basic {b64encode(pair).decode()}"}
-
-    return headers
+def _basic(user: str, password: str) -> Headers:
+    pair = b64encode(f"{user}:{password}".encode()).decode()
+    return {"Authorization": f"Basic {pair}"} if user and password else {}
 
 
-def _mlflow_headers(known: Mapping[str, str]) -> Headers:
-    basic = _basic("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
-    return basic(known) or _bearer("MLFLOW_TRACKING_TOKEN")(known)
+def _basic_or_bearer(token: str, user: str, password: str) -> Headers:
+    return _basic(user, password) or _bearer(token)
 
 
-def _otlp_headers(known: Mapping[str, str]) -> Headers:
-    """Return the headers of `OTEL_EXPORTER_OTLP_HEADERS`: `name=value,...`, as the specification of OTLP has them."""
-    pairs = known.get("OTEL_EXPORTER_OTLP_HEADERS", "").split(",")
-    split = (pair.partition("=") for pair in pairs if "=" in pair)
+def _listed(headers: str) -> Headers:
+    """Return the headers of `name=value,...`, as the specification of OTLP has them."""
+    split = (pair.partition("=") for pair in headers.split(",") if "=" in pair)
     return {name.strip(): unquote(value.strip()) for name, _, value in split}
 
 
 @dataclass(frozen=True)
 class Tracker:
-    """A tool that accepts scores over HTTP. `addresses` and `keys` name the environment variables of the tool."""
+    """A tool that accepts scores over HTTP. `addresses` and `keys` name the environment variables of the tool.
+
+    `authorise` returns the headers from the values of `keys`, which are empty texts if they are not set.
+    """
 
     calls: Callable[[Sequence[TrackedScore]], Iterator[TrackerCall]]
     batch: int
     addresses: tuple[str, ...]
     default: str
     keys: tuple[str, ...]
-    headers: Callable[[Mapping[str, str]], Headers]
+    authorise: Callable[..., Headers]
     needs_key: bool = False
 
     def address(self, known: Mapping[str, str]) -> str:
         """Return the address of the tool, without a slash at the end."""
         found = next((known[name] for name in self.addresses if known.get(name)), self.default)
         return found.rstrip("/")
+
+    def headers(self, known: Mapping[str, str]) -> Headers:
+        """Return the headers with the key of the tool."""
+        return self.authorise(*(known.get(name) or "" for name in self.keys))
 
     def calls_of(self, scores: Iterable[TrackedScore]) -> Iterator[TrackerCall]:
         """Yield the calls of all scores, in batches."""
@@ -244,7 +241,7 @@ TRACKERS: Mapping[str, Tracker] = {
         ("LANGFUSE_BASE_URL", "LANGFUSE_HOST"),
         "https://cloud.langfuse.com",
         ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"),
-        _basic("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"),
+        _basic,
         needs_key=True,
     ),
     "phoenix": Tracker(
@@ -253,7 +250,7 @@ TRACKERS: Mapping[str, Tracker] = {
         ("PHOENIX_ENDPOINT", "PHOENIX_COLLECTOR_ENDPOINT", "PHOENIX_BASE_URL"),
         "http://localhost:6006",
         ("PHOENIX_API_KEY",),
-        _bearer("PHOENIX_API_KEY"),
+        _bearer,
     ),
     "mlflow-traces": Tracker(
         mlflow_calls,
@@ -261,7 +258,7 @@ TRACKERS: Mapping[str, Tracker] = {
         ("MLFLOW_TRACKING_URI",),
         "http://localhost:5000",
         ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
-        _mlflow_headers,
+        _basic_or_bearer,
     ),
     "otlp": Tracker(
         otlp_calls,
@@ -269,7 +266,7 @@ TRACKERS: Mapping[str, Tracker] = {
         ("OTEL_EXPORTER_OTLP_ENDPOINT",),
         "http://localhost:4318",
         ("OTEL_EXPORTER_OTLP_HEADERS",),
-        _otlp_headers,
+        _listed,
     ),
 }
 
@@ -321,7 +318,10 @@ class TrackerClient:
         request = Request(self._address + path, data, self._headers, method=method)
         place = plain_url(request.full_url)
         for attempt in range(1, MOST_ATTEMPTS + 1):
-            self._wait_for_slot()
+            now = time.monotonic()
+            if self._next > now:
+                self._sleep(self._next - now)
+            self._next = max(now, self._next) + self._interval
             wait = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** (attempt - 1))
             try:
                 with self._opener.open(request, timeout=SECONDS) as response:
@@ -338,12 +338,6 @@ class TrackerClient:
                 if is_done():
                     return None
         raise UserError(f"cannot send to {place}: {reason}. Send again later: scores that are there are replaced")
-
-    def _wait_for_slot(self) -> None:
-        now = time.monotonic()
-        if self._next > now:
-            self._sleep(self._next - now)
-        self._next = max(now, self._next) + self._interval
 
     def _hint(self, status: int) -> str:
         if status in (401, 403):

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, timedelta
 from itertools import pairwise
 from math import hypot
@@ -23,10 +23,10 @@ from untold.jobs.summary.dated_scores import (
     SYSTEM,
     DatedScores,
     DateRange,
+    Series,
 )
 from untold.jobs.summary.nights import SENTINEL_FOLDER, breaks_of, describe_break
 from untold.jobs.summary.ranking import CHANCE, add_adjusted, is_unlikely
-from untold.udfs.statistics.intervals import Interval
 from untold.udfs.statistics.permutation import Change, adjust_p_values, find_shifts, interval_of, p_of_error
 from untold.udfs.storage import FOOTERS_AT_ONCE
 
@@ -38,33 +38,17 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Series:
-    """The means of a measure for a system or the sentinel under a metric, by the indices of the dates."""
-
-    metric: str
-    level: str
-    system: str | None
-    measure: str
-    means: Mapping[int, float]
-
-    @property
-    def is_compared(self) -> bool:
-        """Return True if the dates are compared. Constant shares are not compared."""
-        return self.measure == MEAN or len(set(self.means.values())) > 1
-
-
-@dataclass(frozen=True)
 class Trend:
     """Rows of the tables `trend`, `changes` and `moved`, with the breaks, and the findings in the order of dates.
 
     A finding has kind (break, judge, system, or change without a sentinel), date, before, and the columns of its row.
     """
 
-    points: list[Row] = field(default_factory=list)
-    changes: list[Row] = field(default_factory=list)
-    moved: list[Row] = field(default_factory=list)
-    breaks: list[Row] = field(default_factory=list)
-    findings: list[Row] = field(default_factory=list)
+    points: list[Row]
+    changes: list[Row]
+    moved: list[Row]
+    breaks: list[Row]
+    findings: list[Row]
 
     @property
     def dates(self) -> list[str]:
@@ -90,8 +74,7 @@ class Trend:
         """
         newest = max(self.dates, default="")
         rows = (row for row in self.changes if row["level"] == SYSTEM and row["measure"] in (MEAN, ANSWER_RATE))
-        own = [row for row in rows if _upper(row) < -fall]
-        return [row for row in own if is_unlikely(row) or row["date"] == newest]
+        return [row for row in rows if _upper(row) < -fall and (is_unlikely(row) or row["date"] == newest)]
 
 
 def date_of(run: RunTables) -> str:
@@ -111,7 +94,9 @@ def describe_finding(row: Row) -> str:
     if row["kind"] == "break":
         return describe_break(row)
     when = f"from {row['date']} on" if row["kind"] == JUDGE or row["kind_of_change"] == SHIFT else row["date"]
-    moved = f"{'lower' if row['difference'] < 0 else 'higher'} by {abs(row['difference']):.3f}{_limits(row)}"
+    limits = "" if row["ci_low"] is None else f"{row['ci_low']:+.3f} .. {row['ci_high']:+.3f}, "
+    way = "lower" if row["difference"] < 0 else "higher"
+    moved = f"{way} by {abs(row['difference']):.3f} ({limits}n = {row['n']:,})"
     if row["level"] == SENTINEL:
         systems = f"; {', '.join(row['systems'])} moved with it" if row["systems"] else ""
         what = {MEAN: "it scores the sentinel"}.get(row["measure"], f"{_SHARES.get(row['measure'])} the sentinel is")
@@ -124,12 +109,6 @@ def describe_finding(row: Row) -> str:
         SYSTEM: "; the judge did not move",
     }
     return f"{who}{judge.get(row.get('cause') or '', '')}"
-
-
-def _limits(row: Row) -> str:
-    if row["ci_low"] is None:
-        return f" (n = {row['n']:,})"
-    return f" ({row['ci_low']:+.3f} .. {row['ci_high']:+.3f}, n = {row['n']:,})"
 
 
 def find_trend(runs: Sequence[RunTables], *, by: str = "day", seed: int = 0) -> Trend:
@@ -190,8 +169,12 @@ class _TrendTables:
             for place, name in enumerate(self._dates)
             for row in self._scores.add(place, dated[name])
         ]
-        every = [self._make_series(*key, measure) for key in self._keys() for measure in MEASURES]
-        self._series = [one for one in every if one.is_compared]
+        wanted = [row for row in self._points if row["level"] in (SYSTEM, SENTINEL)]
+        keys = {(row["metric"], row["level"], row["system"]) for row in wanted}
+        ordered = sorted(keys, key=lambda key: (key[0], key[1], key[2] or ""))
+        every = [self._make_series(*key, measure) for key in ordered for measure in MEASURES]
+        # Constant shares are not compared
+        self._series = [one for one in every if one.measure == MEAN or len(set(one.means.values())) > 1]
         self._judges = {(one.metric, one.measure): one for one in every if one.level == SENTINEL}
 
     def trend(self) -> Trend:
@@ -220,11 +203,6 @@ class _TrendTables:
         ]
         return [name for (_, before), (name, after) in pairwise(inputs) if before != after]
 
-    def _keys(self) -> list[tuple[str, str, str | None]]:
-        wanted = [row for row in self._points if row["level"] in (SYSTEM, SENTINEL)]
-        keys = {(row["metric"], row["level"], row["system"]) for row in wanted}
-        return sorted(keys, key=lambda key: (key[0], key[1], key[2] or ""))
-
     def _make_series(self, metric: str, level: str, system: str | None, measure: str) -> Series:
         places = {name: place for place, name in enumerate(self._dates)}
         own = (row for row in self._points if (row["metric"], row["level"], row["system"]) == (metric, level, system))
@@ -246,32 +224,22 @@ class _TrendTables:
             errors = []
             for before, place in pairwise(places):
                 later, earlier = DateRange(place, place), DateRange(before, before)
-                change, key = self._change(series, later, earlier)
+                change, key = self._scores.change(series, later, earlier)
                 errors.append(change.error)
                 yield self._row(series, STEP, change, key, place, before), later, earlier
-            shifts = find_shifts([series.means[place] for place in places], errors, points=self._family(series.measure))
+            # All means of the measure are one family
+            points = sum(len(one.means) for one in self._series if one.measure == series.measure)
+            shifts = find_shifts([series.means[place] for place in places], errors, points=points)
             for start, middle, end in zip([0, *shifts], shifts, [*shifts[1:], len(places)], strict=False):
-                later, earlier = (
-                    DateRange(places[middle], places[end - 1]),
-                    DateRange(places[start], places[middle - 1]),
-                )
-                change, key = self._change(series, later, earlier)
+                later = DateRange(places[middle], places[end - 1])
+                earlier = DateRange(places[start], places[middle - 1])
+                change, key = self._scores.change(series, later, earlier)
                 yield self._row(series, SHIFT, change, key, places[middle], places[middle - 1]), later, earlier
-
-    def _change(self, series: Series, later: DateRange, earlier: DateRange) -> tuple[Change, str | None]:
-        return self._scores.change(series.level, series.metric, series.system, series.measure, later, earlier)
-
-    def _family(self, measure: str) -> int:
-        """Return the number of means of a measure over all series."""
-        return sum(len(series.means) for series in self._series if series.measure == measure)
 
     def _row(self, series: Series, kind: str, change: Change, key: str | None, place: int, before: int) -> Row:
         test = change.test(self._seed)
         return {
-            "metric": series.metric,
-            "level": series.level,
-            "system": series.system,
-            "measure": series.measure,
+            **{name: getattr(series, name) for name in ("metric", "level", "system", "measure")},
             "kind": kind,
             "date": self._dates[place],
             "before": self._dates[before],
@@ -287,17 +255,17 @@ class _TrendTables:
         stretches = {self._stretch(series.metric, SENTINEL, self._dates[one]) for one in (later.first, earlier.last)}
         if judge is None or len(stretches) > 1:
             return {}
-        moved, _ = self._change(judge, later, earlier)
+        moved, _ = self._scores.change(judge, later, earlier)
         test = moved.test(self._seed)
         if test.p_value is None:
             return {}
-        own, _ = self._change(series, later, earlier)
+        own, _ = self._scores.change(series, later, earlier)
         net = interval_of(own, moved.negated, seed=self._seed)
         freedom = min(own.degrees_of_freedom, moved.degrees_of_freedom)
         return {
             "judge_difference": test.difference,
             "judge_p_value": test.p_value,
-            **{f"net_{name}": value for name, value in net.columns("difference").items()},
+            **net.columns("net_difference", "net_ci"),
             "net_p_value": p_of_error(net.mean or 0.0, hypot(own.error, moved.error), freedom),
         }
 
@@ -305,8 +273,7 @@ class _TrendTables:
         if (row["level"], row["measure"]) != (SYSTEM, MEAN) or row["paired_by"] is None:
             return []
         named = {name: row[name] for name in ("kind", "date", "before")}
-        found = self._scores.moved(series.metric, str(series.system), later, earlier, row["paired_by"])
-        return [{**one, **named} for one in found]
+        return [one | named for one in self._scores.moved(series, later, earlier, row["paired_by"])]
 
     def _findings(self, unlikely: Sequence[Row]) -> list[Row]:
         """Return breaks, changes of the judge and changes of systems.
@@ -364,16 +331,10 @@ def _name_causes(rows: Sequence[Row]) -> None:
         row["cause"] = BOTH if value is not None and value < CHANCE else JUDGE
 
 
-def _ends(interval: Interval) -> tuple[float, float]:
-    """Return the limits of an interval, or twice the mean if the interval has no limits."""
-    mean = interval.mean or 0.0
-    return (mean, mean) if interval.low is None or interval.high is None else (interval.low, interval.high)
-
-
 def _upper(row: Row) -> float:
-    """Return the upper limit of a change, net of the judge if the judge changed."""
-    judged = row.get("cause") in (JUDGE, BOTH)
-    names = ("net_difference", "net_ci_low", "net_ci_high") if judged else ("difference", "ci_low", "ci_high")
-    if row[names[0]] is None or (row[names[2]] is None and not is_unlikely(row)):
+    """Return the upper limit of a change, or the change without limits, net of the judge if the judge changed."""
+    net = "net_" if row.get("cause") in (JUDGE, BOTH) else ""
+    change, low, high = (row[f"{net}{name}"] for name in ("difference", "ci_low", "ci_high"))
+    if change is None or (high is None and not is_unlikely(row)):
         return 0.0
-    return _ends(Interval(*(row[name] for name in names)))[1]
+    return float(change if low is None or high is None else high)

@@ -14,7 +14,7 @@ import pytest
 
 from untold.jobs.run.manifest import FORMAT
 from untold.jobs.run_tables import UnreadableRunError, open_run
-from untold.jobs.sweep import CurveRequest, UnmeasuredError, curve, draw_curve
+from untold.jobs.sweep import UnmeasuredError, curve, draw_curve
 from untold.jobs.tables import CLAIMS, MEASURES, SCORES
 
 # sample, system, recall at 5 and at 20 by each ranking
@@ -52,7 +52,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_means_are_of_samples_at_each_k(run: Path) -> None:
-    rows = curve(CurveRequest(str(run)))
+    rows = curve(str(run))
     assert open_run(run).table("recall_curve").to_pylist() == rows
     found = [(row["system"], row["ranking"], row["k"], row["n"], row["mean"]) for row in rows]
     wanted = {None: ((4, 0.4375), (3, 0.75)), "x": ((2, 0.625), (2, 0.625)), "y": ((1, 0.0), None)}
@@ -104,8 +104,7 @@ def test_claims_at_k_are_as_by_brute_force(tmp_path: Path, metric: str) -> None:
     middle = max(1, sorted(len(own) for own in samples.values())[len(samples) // 2])
     for ks in ((), (1, 3, 64)):
         found = {
-            (row["system"], row["ranking"], row["k"]): (row["n"], row["mean"])
-            for row in curve(CurveRequest(str(tmp_path), ks=ks))
+            (row["system"], row["ranking"], row["k"]): (row["n"], row["mean"]) for row in curve(str(tmp_path), ks=ks)
         }
         wanted = {}
         for system, k, (place, ranking) in product(
@@ -119,9 +118,9 @@ def test_claims_at_k_are_as_by_brute_force(tmp_path: Path, metric: str) -> None:
 def test_a_run_without_the_metric_is_one_line(run: Path) -> None:
     pq.write_table(pa.Table.from_pylist([], MEASURES), run / "measures" / "part-0.parquet")
     with pytest.raises(UnmeasuredError, match="no measures of importance"):
-        curve(CurveRequest(str(run)))
+        curve(str(run))
     with pytest.raises(UnreadableRunError):
-        curve(CurveRequest(str(run / "measures")))
+        curve(str(run / "measures"))
 
 
 def test_a_plot_of_the_same_rows_has_the_same_bytes() -> None:

@@ -82,7 +82,7 @@ def test_without_strata_and_shared_queries_it_is_ppi(tmp_path: Path) -> None:
     of_all: dict[str, Any] = {"queries": range(1_000), "systems": [None] * 1_000}
     run = write_run(tmp_path / "dear", {"nli": score.tolist()}, kept=judged.tolist(), **of_all)
     cheap = write_run(tmp_path / "cheap", {"e2e": proxy.tolist()}, **of_all)
-    (row,) = estimate(EstimateRequest(run, cheap)).means
+    (row,) = estimate(EstimateRequest(run, cheap))["estimates"]
     given = (score[judged], proxy[judged], proxy[~judged])
     low, high = ppi_py.ppi_mean_ci(*given, alpha=0.05)
     assert row["mean"] == pytest.approx(float(np.squeeze(ppi_py.ppi_mean_pointestimate(*given))), abs=1e-9)
@@ -127,7 +127,7 @@ def coverage(folder: Path, *, systems: int, topics: bool) -> dict[str, float]:
     found = estimate(EstimateRequest(run, cheap))
     means = {name: float(truth[[other == name for other in names]].mean()) for name in names} | {None: truth.mean()}
     levels: dict[str, list[bool]] = {}
-    for row in [*found.means, *found.differences]:
+    for row in [*found["estimates"], *found["differences"]]:
         true = means[row["system"]] - (means[row["compared_system"]] if row["compared_system"] else 0)
         levels.setdefault(row["level"], []).append(row["ci_low"] <= true <= row["ci_high"])
     return {level: float(np.mean(holds)) for level, holds in levels.items()}
@@ -155,13 +155,13 @@ def small_runs(folder: Path) -> tuple[RunTables, RunTables]:
 def test_samples_without_a_score_are_counted_and_reported(tmp_path: Path) -> None:
     run, cheap = small_runs(tmp_path)
     notes: list[str] = []
-    overall, first, second = estimate(EstimateRequest(run, cheap), notes.append).means
+    overall, first, second = estimate(EstimateRequest(run, cheap), notes.append)["estimates"]
     assert notes == [
         "nli: 2 of 120 drawn samples have no score (2 undefined, 0 failed). The mean covers samples with a score"
     ]
     assert (overall["n"], overall["judged"], overall["undefined"]) == (998, 118, 2)
     assert (first["undefined"], second["undefined"]) == (1, 1)
-    zero = estimate(EstimateRequest(run, cheap, undefined="zero")).means[0]
+    zero = estimate(EstimateRequest(run, cheap, undefined="zero"))["estimates"][0]
     assert (zero["judged"], zero["undefined"]) == (120, 0)
     assert zero["plain_mean"] == pytest.approx(overall["plain_mean"] * 118 / 120)
 
@@ -173,12 +173,12 @@ def test_a_proxy_that_adds_nothing_is_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "dear", {"nli": score.tolist()}, kept=[place < 100 for place in range(400)], **shared)
     cheap = write_run(tmp_path / "cheap", {"e2e": noise.tolist(), "nli": score.tolist()}, **shared)
     notes: list[str] = []
-    found = estimate(EstimateRequest(run, cheap, proxy_metric="e2e"), notes.append).means[0]
+    found = estimate(EstimateRequest(run, cheap, proxy_metric="e2e"), notes.append)["estimates"][0]
     assert found["effective_sample_size"] == pytest.approx(100, rel=0.05)
     assert notes[0].startswith(
         "nli: the proxy e2e adds nothing to the mean of all samples, system 0 (its weight is 0.0"
     )
-    best = estimate(EstimateRequest(run, cheap)).means[0]
+    best = estimate(EstimateRequest(run, cheap))["estimates"][0]
     assert best["effective_sample_size"] > 350
     everything = write_run(tmp_path / "all", {"nli": score.tolist()}, **shared)
     estimate(EstimateRequest(everything, cheap), notes.append)
@@ -270,7 +270,7 @@ def test_the_required_number_of_judged_samples_gives_the_width(tmp_path: Path, h
     for plain in (False, True):
         row = needed(EstimateRequest(pilot, None if plain else cheap), half_width)[0]
         assert row["needed"] is not None
-        (found, *_) = estimate(EstimateRequest(judge(row["needed"]), cheap)).means
+        (found, *_) = estimate(EstimateRequest(judge(row["needed"]), cheap))["estimates"]
         low, high = ("plain_low", "plain_high") if plain else ("ci_low", "ci_high")
         assert (found[high] - found[low]) / 2 == pytest.approx(half_width, rel=0.08)
     # The width is too small, even with the proxy of all samples
@@ -324,7 +324,7 @@ def test_words_that_responses_share_with_contexts_are_a_proxy_without_a_model(tm
     proxy = open_proxy("words", run)
     shares = proxy.frames["scores"]["score"].to_pylist()  # type: ignore[attr-defined]
     assert shares == pytest.approx(truth.tolist())
-    rows = estimate(EstimateRequest(run, proxy)).means
+    rows = estimate(EstimateRequest(run, proxy))["estimates"]
     assert [(row["metric"], row["proxy"], row["system"], row["n"]) for row in rows] == [
         ("nli", "words", name, size) for name, size in ((None, 200), ("system 0", 100), ("system 1", 100))
     ]
@@ -351,8 +351,12 @@ def test_a_proxy_from_a_file_equals_the_same_run(tmp_path: Path) -> None:
     for kind in ("parquet", "jsonl", "csv"):
         assert estimate(EstimateRequest(run, open_proxy(str(tmp_path / f"proxy.{kind}"), run, str(path)))) == wanted
     # A proxy without the samples does not have systems
-    (row,) = estimate(EstimateRequest(run, open_proxy(str(tmp_path / "proxy.csv"), run))).means
-    assert (row["level"], row["n"], row["mean"]) == ("overall", 200, pytest.approx(wanted.means[0]["mean"], abs=0.01))
+    (row,) = estimate(EstimateRequest(run, open_proxy(str(tmp_path / "proxy.csv"), run)))["estimates"]
+    assert (row["level"], row["n"], row["mean"]) == (
+        "overall",
+        200,
+        pytest.approx(wanted["estimates"][0]["mean"], abs=0.01),
+    )
 
 
 def test_vectors_of_responses_are_nearest_to_texts_with_the_same_meaning() -> None:

@@ -19,7 +19,7 @@ from untold.jobs.cli.main import main
 from untold.jobs.cli.values import weights
 from untold.jobs.run.manifest import FORMAT
 from untold.jobs.run_tables import UnreadableRunError, open_run
-from untold.jobs.sweep import BETAS, SweepRequest, UnmeasuredError, draw_sweep, sweep, sweep_rows
+from untold.jobs.sweep import BETAS, UnmeasuredError, draw_sweep, sweep, sweep_rows
 from untold.jobs.tables import MEASURES, SCORES
 
 # sample, system, s_fact, s_coverage
@@ -67,11 +67,11 @@ def run(tmp_path: Path) -> Path:
 
 def test_the_command_prints_the_rows_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", str(run), "--betas", "2,.5", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == sweep(SweepRequest(str(run), (2.0, 0.5)))
+    assert json.loads(capsys.readouterr().out) == sweep(str(run), (2.0, 0.5))
 
 
 def test_means_are_of_samples_under_each_beta(run: Path) -> None:
-    rows = sweep(SweepRequest(str(run), (2.0, 0.5)))
+    rows = sweep(str(run), (2.0, 0.5))
     assert open_run(run).table("beta_sweep").to_pylist() == rows
     wanted = {None: SAMPLES[:4], "x": SAMPLES[:2], "y": SAMPLES[2:3]}
     assert [(row["system"], row["beta"]) for row in rows] == [
@@ -103,14 +103,14 @@ def test_ticks_and_names_are_shown_as_written() -> None:
 def test_a_run_without_icat_is_one_line(run: Path) -> None:
     pq.write_table(pa.Table.from_pylist([], MEASURES), run / "measures" / "part-0.parquet")
     with pytest.raises(UnmeasuredError, match="no measures of icat"):
-        sweep(SweepRequest(str(run)))
+        sweep(str(run))
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["summary"] = [{"metric": "icat", "level": "overall", "n": 5, "failed": 4, "undefined": 1}]
     (run / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UnmeasuredError, match=r"none of 5 samples has the measures of icat \(4 failed, 1 undefined\)"):
-        sweep(SweepRequest(str(run)))
+        sweep(str(run))
     with pytest.raises(UnreadableRunError):
-        sweep(SweepRequest(str(run / "measures")))
+        sweep(str(run / "measures"))
 
 
 @given(st.dictionaries(st.tuples(st.floats(0, 1), st.floats(0, 1)), st.integers(1, 5), min_size=1, max_size=8))

@@ -18,7 +18,7 @@ from untold.jobs.metrics import METRICS
 from untold.jobs.metrics.scoring import with_claims_at_k
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.jobs.sweep import CurveRequest, curve
+from untold.jobs.sweep import curve
 from untold.jobs.tables import MEASURES
 
 K = 3
@@ -74,7 +74,7 @@ def test_rows_are_those_of_the_verdicts(name: str, run_here: RunHere, tmp_path: 
             seen |= {"lost" if None in verdicts else "known" if verdicts else "silent"}
     assert seen >= {"known", "failed"}, seen
     means = {row["measure"]: row["mean"] for row in read_table(output, "measures_summary") if row["level"] == "overall"}
-    drawn = {row["ranking"]: row["mean"] for row in curve(CurveRequest(str(output), ks=(K,))) if row["system"] is None}
+    drawn = {row["ranking"]: row["mean"] for row in curve(str(output), ks=(K,)) if row["system"] is None}
     assert means[f"claims_recall@{K}"] == pytest.approx(drawn["claims"])
     assert means[f"claims_f1@{K}"] == pytest.approx(drawn["claims_f1"])
 

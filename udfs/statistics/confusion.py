@@ -72,7 +72,7 @@ def kappa(confusion: IntArray) -> FloatArray:
     rows = confusion.sum(axis=(-2, -1))
     agreed = _hits(confusion).sum(axis=-1)
     chance = (confusion.sum(axis=-1) * _predicted(confusion)).sum(axis=-1)
-    return _ratio(agreed * rows - chance, rows * rows - chance)
+    return ratio(agreed * rows - chance, rows * rows - chance)
 
 
 def macro_f1(confusion: IntArray) -> FloatArray:
@@ -80,7 +80,7 @@ def macro_f1(confusion: IntArray) -> FloatArray:
 
     A label that neither occurs nor is predicted is left out.
     """
-    return _mean_of_known(_ratio(2 * _hits(confusion), confusion.sum(axis=-1) + _predicted(confusion)))
+    return _mean_of_known(ratio(2 * _hits(confusion), confusion.sum(axis=-1) + _predicted(confusion)))
 
 
 def balanced_accuracy(confusion: IntArray) -> FloatArray:
@@ -88,12 +88,12 @@ def balanced_accuracy(confusion: IntArray) -> FloatArray:
 
     A label that does not occur is left out.
     """
-    return _mean_of_known(_ratio(_hits(confusion), confusion.sum(axis=-1)))
+    return _mean_of_known(ratio(_hits(confusion), confusion.sum(axis=-1)))
 
 
 def accuracy(confusion: IntArray) -> FloatArray:
     """Return the share of rows with a correct prediction: float64[...], NaN without rows. confusion: as `kappa`."""
-    return _ratio(_hits(confusion).sum(axis=-1), confusion.sum(axis=(-2, -1)))
+    return ratio(_hits(confusion).sum(axis=-1), confusion.sum(axis=(-2, -1)))
 
 
 MEASURES: dict[str, Measure] = {"kappa": kappa, "macro_f1": macro_f1, "balanced_accuracy": balanced_accuracy}
@@ -109,7 +109,7 @@ def _predicted(confusion: IntArray) -> IntArray:
     return cast(IntArray, confusion.sum(axis=-2)[..., : confusion.shape[-2]])
 
 
-def _ratio(above: IntArray | FloatArray, below: IntArray) -> FloatArray:
+def ratio(above: IntArray | FloatArray, below: IntArray | FloatArray) -> FloatArray:
     """Return above / below, NaN if `below` is 0."""
     shares: FloatArray = np.divide(above, below, out=np.full(np.shape(below), np.nan), where=below != 0)
     return shares
@@ -118,7 +118,7 @@ def _ratio(above: IntArray | FloatArray, below: IntArray) -> FloatArray:
 def _mean_of_known(values: FloatArray) -> FloatArray:
     """Return the mean over the last axis without NaN, NaN if all are NaN."""
     known = ~np.isnan(values)
-    return _ratio(np.where(known, values, 0.0).sum(axis=-1), known.sum(axis=-1))
+    return ratio(np.where(known, values, 0.0).sum(axis=-1), known.sum(axis=-1))
 
 
 def overlap_score(response: str, contexts: Sequence[str]) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from untold.udfs.statistics.intervals import (
     FloatArray,
     IntArray,
     in_parts,
-    leave_one_out,
+    join_parts,
     number_names,
     weighted_intervals,
 )
@@ -61,13 +62,8 @@ class _Measure:
         return sums
 
 
-@dataclass(frozen=True)
-class _MeasurePairs:
-    """Both measures, and the sign of each difference of pairs: 1 if they are concordant, -1 if discordant."""
-
-    first: _Measure
-    second: _Measure
-    signs: NDArray[np.int8]  # [n, n]
+_MeasurePairs = tuple[_Measure, _Measure, NDArray[np.int8]]
+"""Both measures, and int8[n, n], the sign of each difference of pairs: 1 if they are concordant, -1 if discordant."""
 
 
 def correlate(
@@ -76,7 +72,6 @@ def correlate(
     clusters: Sequence[str] | None = None,
     *,
     seed: int,
-    confidence: float = 0.95,
     resamples: int = 10_000,
 ) -> dict[str, Correlation]:
     """Return Pearson's r, Spearman's rho and Kendall's tau-b with paired BCa bootstrap intervals, by `COEFFICIENTS`.
@@ -89,7 +84,11 @@ def correlate(
     is the reference of the intervals. Methods, section 7. Raises ValueError if the lengths differ or a value is not
     finite.
     """
-    x, y = _checked(first, second)
+    x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    if x.ndim != 1 or x.shape != y.shape:
+        raise ValueError(f"two measures must have the same length, not the shapes {x.shape} and {y.shape}")
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise ValueError("measures must be finite. Remove undefined values")
     if x.size < LEAST or min(np.ptp(x), np.ptp(y)) == 0:
         return {name: Correlation(x.size, None, None, None, None) for name in COEFFICIENTS}
     if clusters is not None and len(clusters) != x.size:
@@ -104,21 +103,20 @@ def correlate(
         return _all(pairs, weights[:, owner].astype(np.float64))
 
     def draws() -> Iterator[IntArray]:
-        return _drawn(number, x.size, resamples, seed)
+        random = np.random.default_rng(seed)
+        for some in in_parts(resamples, x.size):
+            # Each resample counts in a range of its own
+            picked = random.integers(0, number, size=(some, number)) + number * np.arange(some)[:, None]
+            yield np.bincount(picked.ravel(), minlength=some * number).reshape(some, number)
 
+    each = np.arange(number)
+    starts = np.cumsum([0, *in_parts(number, number)]).tolist()
+    left_out = join_parts(
+        of_weights((each != each[start:end, None]).astype(np.int64)) for start, end in pairwise(starts)
+    )
     ones = np.ones(number, dtype=np.int64)
-    left_out = leave_one_out(of_weights, ones)
-    found = weighted_intervals(of_weights, ones, left_out, draws, confidence, bounds=(-1.0, 1.0))
+    found = weighted_intervals(of_weights, ones, left_out, draws, bounds=(-1.0, 1.0))
     return {name: Correlation(x.size, *_from_scipy(name, x, y), one.low, one.high) for name, one in found.items()}
-
-
-def _checked(first: ArrayLike, second: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    if x.ndim != 1 or x.shape != y.shape:
-        raise ValueError(f"two measures must have the same length, not the shapes {x.shape} and {y.shape}")
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        raise ValueError("measures must be finite. Remove undefined values")
-    return x, y
 
 
 def _from_scipy(name: str, x: FloatArray, y: FloatArray) -> tuple[float, float]:
@@ -126,18 +124,14 @@ def _from_scipy(name: str, x: FloatArray, y: FloatArray) -> tuple[float, float]:
     # Not at the top: the import takes most of a second, and not every command needs it
     from scipy import stats
 
-    by_name: dict[str, Callable[..., Any]] = {
-        "pearson": stats.pearsonr,
-        "spearman": stats.spearmanr,
-        "kendall": stats.kendalltau,
-    }
-    found = by_name[name](x, y)
+    of: Any = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}[name]
+    found = of(x, y)
     return float(found.statistic), float(found.pvalue)
 
 
 def _pair(x: FloatArray, y: FloatArray) -> _MeasurePairs:
     signs = [np.sign(side[:, None] - side[None, :]).astype(np.int8) for side in (x, y)]
-    return _MeasurePairs(_side(x), _side(y), signs[0] * signs[1])
+    return _side(x), _side(y), signs[0] * signs[1]
 
 
 def _side(values: FloatArray) -> _Measure:
@@ -148,21 +142,12 @@ def _side(values: FloatArray) -> _Measure:
     return _Measure(values - values.mean(), order, np.flatnonzero(new), group)
 
 
-def _drawn(clusters: int, n: int, resamples: int, seed: int) -> Iterator[IntArray]:
-    """Yield the frequency of each cluster in each resample, int64[some, clusters], for n pairs."""
-    random = np.random.default_rng(seed)
-    for some in in_parts(resamples, n):
-        # Each resample counts in a range of its own
-        picked = random.integers(0, clusters, size=(some, clusters)) + clusters * np.arange(some)[:, None]
-        yield np.bincount(picked.ravel(), minlength=some * clusters).reshape(some, clusters)
-
-
 def _all(pairs: _MeasurePairs, weights: FloatArray) -> dict[str, FloatArray]:
     """Return every coefficient of each resample, float64[resamples], NaN if a side is constant.
 
     weights: float64[resamples, n], the frequency of each pair.
     """
-    sizes = [side.sizes(weights) for side in (pairs.first, pairs.second)]
+    sizes = [side.sizes(weights) for side in pairs[:2]]
     total = weights.sum(axis=1)
     constant = (sizes[0].max(axis=1) == total) | (sizes[1].max(axis=1) == total)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -170,7 +155,7 @@ def _all(pairs: _MeasurePairs, weights: FloatArray) -> dict[str, FloatArray]:
 
 
 def _pearson(pairs: _MeasurePairs, weights: FloatArray, sizes: Sequence[FloatArray]) -> FloatArray:
-    x, y = pairs.first.centred, pairs.second.centred
+    x, y = (side.centred for side in pairs[:2])
     total = weights.sum(axis=1)
     # Not matrix products: the last bits of BLAS depend on the number of its threads
     sum_x, sum_y = (weights * x).sum(axis=1), (weights * y).sum(axis=1)
@@ -186,7 +171,7 @@ def _spearman(pairs: _MeasurePairs, weights: FloatArray, sizes: Sequence[FloatAr
     middle = (weights.sum(axis=1, keepdims=True) + 1) / 2
     ranks = [np.cumsum(each, axis=1) - (each - 1) / 2 - middle for each in sizes]
     within = [(each * rank * rank).sum(axis=1) for each, rank in zip(sizes, ranks, strict=True)]
-    of_pair = ranks[0][:, pairs.first.group] * ranks[1][:, pairs.second.group]
+    of_pair = ranks[0][:, pairs[0].group] * ranks[1][:, pairs[1].group]
     spearman: FloatArray = (weights * of_pair).sum(axis=1) / np.sqrt(within[0] * within[1])
     return spearman
 
@@ -199,7 +184,7 @@ def _kendall(pairs: _MeasurePairs, weights: FloatArray, sizes: Sequence[FloatArr
     twice = np.zeros(len(weights))
     for start in range(0, weights.shape[1], SIGNS_AT_ONCE):
         part = slice(start, start + SIGNS_AT_ONCE)
-        twice += ((counts @ pairs.signs[:, part].astype(np.float32)) * weights[:, part]).sum(axis=1)
+        twice += ((counts @ pairs[2][:, part].astype(np.float32)) * weights[:, part]).sum(axis=1)
     everything = total * (total - 1)
     untied = [everything - (each * (each - 1)).sum(axis=1) for each in sizes]
     kendall: FloatArray = twice / np.sqrt(untied[0] * untied[1])

@@ -5,7 +5,6 @@ Samples are given as counts of their distinct values, so that no cost grows with
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ Name = TypeVar("Name", bound=Hashable)
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
+CONFIDENCE = 0.95
 MAX_CELLS = 1024  # a resample costs one binomial draw per cell: 10,000 resamples of 1,024 cells take 0.6 s
 CELLS_IN_MEMORY = 1 << 20  # numbers that are drawn at once: 8 MiB per array
 SAME = 100 * float(np.finfo(np.float64).eps)  # the relative distance of equal numbers, as in SciPy
@@ -47,9 +47,9 @@ class Interval:
     low: float | None
     high: float | None
 
-    def columns(self, mean: str = "value") -> dict[str, float | None]:
-        """Return the columns of a table: the value under this name, `ci_low` and `ci_high`."""
-        return {mean: self.mean, "ci_low": self.low, "ci_high": self.high}
+    def columns(self, mean: str = "value", limits: str = "ci") -> dict[str, float | None]:
+        """Return the columns of a table: the value under the name `mean`, and `<limits>_low` and `<limits>_high`."""
+        return {mean: self.mean, f"{limits}_low": self.low, f"{limits}_high": self.high}
 
 
 NOTHING = Interval(None, None, None)
@@ -118,8 +118,8 @@ def bca_limits(
     observed: float,
     acceleration: float | None,
     draw: Callable[[], FloatArray],
-    confidence: float,
     *,
+    confidence: float = CONFIDENCE,
     tie: float = SAME,
     bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> Interval:
@@ -138,25 +138,18 @@ def bca_limits(
     shifts = draw()
     shifts = shifts[~np.isnan(shifts)]
     shifts[np.abs(shifts) <= tie] = 0.0
-    shares = _bca_shares(shifts, acceleration, confidence)
-    if shares is None:
-        return Interval(observed, None, None)
-    low, high = np.clip(observed + np.quantile(shifts, shares), *bounds)
-    return Interval(observed, float(low), float(high))
-
-
-def _bca_shares(shifts: FloatArray, acceleration: float, confidence: float) -> tuple[float, float] | None:
-    """Return the shares of the bootstrap distribution below the two limits, or None if they are undefined."""
     below = (np.count_nonzero(shifts < 0) + np.count_nonzero(shifts <= 0)) / max(1, 2 * shifts.size)
     if not 0 < below < 1:
-        return None
+        return Interval(observed, None, None)
     bias = float(ndtri(below))
     moved = [bias + float(ndtri(share)) for share in ((1 - confidence) / 2, (1 + confidence) / 2)]
     # A wider confidence would have a narrower interval beyond this point
     if any(acceleration * z >= 1 for z in moved):
-        return None
-    low, high = (float(ndtr(bias + z / (1 - acceleration * z))) for z in moved)
-    return low, high
+        return Interval(observed, None, None)
+    # The shares of the bootstrap distribution below the two limits
+    shares = [float(ndtr(bias + z / (1 - acceleration * z))) for z in moved]
+    low, high = np.clip(observed + np.quantile(shifts, shares), *bounds)
+    return Interval(observed, float(low), float(high))
 
 
 def weighted_intervals(
@@ -164,46 +157,30 @@ def weighted_intervals(
     counts: IntArray,
     left_out: Mapping[Name, FloatArray],
     draws: Callable[[], Iterator[IntArray]],
-    confidence: float,
     *,
     bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> dict[Name, Interval]:
     """Return statistics of weighted units with their BCa intervals, by name.
 
     statistics: from weights of the units, int64[some, k], to float64[some] by name, NaN if undefined; counts: int64[k],
-    the number of units of each kind, not all 0; left_out: the statistics without one unit of each kind with a count
-    (`leave_one_out`); draws: yields the weights of the resamples. A resample with an undefined statistic is left out.
+    the number of units of each kind, not all 0; left_out: the statistics without one unit of each kind with a count;
+    draws: yields the weights of the resamples. A resample with an undefined statistic is left out.
     Value and limits are None as in `bca_limits`; the acceleration is undefined if leaving out a unit never changes a
     statistic or makes it undefined.
     """
     observed = {name: float(values[0]) for name, values in statistics(counts[None]).items()}
     weights = counts[counts > 0]
-    draw = cache(lambda: _join(map(statistics, draws())))
+    draw = cache(lambda: join_parts(map(statistics, draws())))
     found = {}
     for name, value in observed.items():
         changes = value - left_out[name]
         centred = changes - np.average(changes, weights=weights)
         acceleration = acceleration_of(centred, weights, negligible=SAME)
-        found[name] = bca_limits(value, acceleration, partial(_shifts, draw, name, value), confidence, bounds=bounds)
+        found[name] = bca_limits(value, acceleration, partial(_shifts, draw, name, value), bounds=bounds)
     return found
 
 
-def leave_one_out(
-    statistics: Callable[[IntArray], Mapping[Name, FloatArray]], counts: IntArray
-) -> dict[Name, FloatArray]:
-    """Return the statistics without one unit of each kind with a count, by name. Time grows with the square of kinds.
-
-    See `weighted_intervals` for the arguments. Statistics of sums have a faster way: subtract a unit from the sum.
-    """
-    kinds = np.flatnonzero(counts)
-    starts = np.cumsum([0, *in_parts(kinds.size, counts.size)])
-    return _join(
-        statistics(counts - (np.arange(counts.size) == kinds[start:end, None]))
-        for start, end in itertools.pairwise(starts.tolist())
-    )
-
-
-def _join(parts: Iterable[Mapping[Name, FloatArray]]) -> dict[Name, FloatArray]:
+def join_parts(parts: Iterable[Mapping[Name, FloatArray]]) -> dict[Name, FloatArray]:
     """Return the values of all parts by name."""
     every = list(parts)
     return {name: np.concatenate([part[name] for part in every]) for name in every[0]}
@@ -259,7 +236,7 @@ def joint_bca_interval(
     samples: Sequence[tuple[ArrayLike, ArrayLike, ArrayLike]],
     *,
     seed: int,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
     resamples: int = 10_000,
 ) -> Interval:
     """Return the average of the means of independent samples (data sets) with its BCa interval.
@@ -300,7 +277,7 @@ def joint_bca_interval(
             np.concatenate([one.counts for one in varying] or [np.ones(1, dtype=np.int64)]),
         ),
         draw,
-        confidence,
+        confidence=confidence,
         tie=SAME * max(max(-one.lowest, one.highest) for one in clusters),
         bounds=(
             math.fsum(one.lowest for one in clusters) / len(clusters),
@@ -309,7 +286,7 @@ def joint_bca_interval(
     )
 
 
-def wilson_interval(successes: int, n: int, *, confidence: float = 0.95) -> Interval:
+def wilson_interval(successes: int, n: int, *, confidence: float = CONFIDENCE) -> Interval:
     """Return the share of successes in n independent trials with its Wilson score interval; all None if n is 0.
 
     Unlike a bootstrap it has limits if all trials have the same outcome. Wilson 1927;
@@ -319,7 +296,8 @@ def wilson_interval(successes: int, n: int, *, confidence: float = 0.95) -> Inte
     >>> wilson_interval(9, 10)
     Interval(mean=0.9, low=0.5958499732047615, high=0.9821237869049271)
     """
-    _check_successes(successes, n, confidence)
+    _check_successes(successes, n)
+    _check_options(confidence, 1)
     if n == 0:
         return NOTHING
     z = float(ndtri((1 + confidence) / 2))
@@ -330,7 +308,7 @@ def wilson_interval(successes: int, n: int, *, confidence: float = 0.95) -> Inte
     return Interval(successes / n, low, high)
 
 
-def clopper_pearson_interval(successes: int, n: int, *, confidence: float = 0.95) -> Interval:
+def clopper_pearson_interval(successes: int, n: int) -> Interval:
     """Return the share of successes in n independent trials with its exact interval, which is never too short.
 
     The limits are 0 and 1 if n is 0. Clopper and Pearson 1934; `scipy.stats.binomtest(successes, n).proportion_ci()` is
@@ -342,17 +320,16 @@ def clopper_pearson_interval(successes: int, n: int, *, confidence: float = 0.95
     # Not at the top: an install that only reads has no SciPy
     from scipy.special import betaincinv
 
-    _check_successes(successes, n, confidence)
-    tail = (1 - confidence) / 2
+    _check_successes(successes, n)
+    tail = (1 - CONFIDENCE) / 2
     low = float(betaincinv(successes, n - successes + 1, tail)) if successes else 0.0
     high = float(betaincinv(successes + 1, n - successes, 1 - tail)) if successes < n else 1.0
     return Interval(successes / n if n else None, low, high)
 
 
-def _check_successes(successes: int, n: int, confidence: float) -> None:
+def _check_successes(successes: int, n: int) -> None:
     if not 0 <= successes <= n:
         raise ValueError(f"successes must be between 0 and {n}, not {successes}")
-    _check_options(confidence, 1)
 
 
 def _check_options(confidence: float, resamples: int) -> None:
@@ -464,7 +441,6 @@ def total_intervals(
     *,
     counts: ArrayLike | None = None,
     seed: int,
-    confidence: float = 0.95,
     resamples: int = 10_000,
 ) -> dict[Name, Interval]:
     """Return statistics of the sums of counts over all samples with their BCa intervals, by name.
@@ -493,7 +469,7 @@ def total_intervals(
 
     total: IntArray = (rows * alike[:, None]).sum(axis=0)
     left_out = {name: of(total - rows[alike > 0]) for name, of in statistics.items()}
-    return weighted_intervals(of_weights, alike, left_out, draws, confidence)
+    return weighted_intervals(of_weights, alike, left_out, draws)
 
 
 def count_tables(

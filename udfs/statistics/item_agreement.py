@@ -12,8 +12,9 @@ from math import fsum
 import numpy as np
 from numpy.typing import ArrayLike
 
-from untold.udfs.statistics.confusion import kappa
+from untold.udfs.statistics.confusion import kappa, ratio
 from untold.udfs.statistics.intervals import (
+    CONFIDENCE,
     NOTHING,
     FloatArray,
     IntArray,
@@ -99,9 +100,7 @@ def auc(totals: IntArray) -> FloatArray:
     positives, negatives = np.split(totals, 2, axis=-1)
     beaten = np.cumsum(negatives, axis=-1) - negatives / 2
     pairs = positives.sum(axis=-1) * negatives.sum(axis=-1)
-    won = (positives * beaten).sum(axis=-1)
-    shares: FloatArray = np.divide(won, pairs, out=np.full(np.shape(pairs), np.nan), where=pairs > 0)
-    return shares
+    return ratio((positives * beaten).sum(axis=-1), pairs)
 
 
 def score_counts(scores: ArrayLike, positive: ArrayLike, owners: Sequence[str]) -> tuple[IntArray, list[str]]:
@@ -141,11 +140,13 @@ def item_averages(
     return found
 
 
+# Resamples of whole queries by the measures of two forms
+RESAMPLES = 2_000
 # 95 % of a normal distribution lie within so many standard deviations of its mean
 SPREAD = 1.959963984540054
 
 
-def kappa_by_query(tables: ArrayLike, *, seed: int, confidence: float = 0.95, resamples: int = 2_000) -> Interval:
+def kappa_by_query(tables: ArrayLike, *, seed: int) -> Interval:
     """Return Cohen's kappa of verdicts with its BCa interval over queries. Both limits are kappa if no query disagrees.
 
     tables: int64[queries, k, k or more], the confusion table of each query, as `kappa` accepts it.
@@ -160,20 +161,14 @@ def kappa_by_query(tables: ArrayLike, *, seed: int, confidence: float = 0.95, re
         return Interval(observed, observed, observed)
 
     def draw() -> FloatArray:
-        weights = np.concatenate([*draw_counts(ones, resamples, np.random.default_rng(seed))])
+        weights = np.concatenate([*draw_counts(ones, RESAMPLES, np.random.default_rng(seed))])
         return kappa(np.tensordot(weights, cells, axes=1)) - observed
 
-    return bca_limits(observed, acceleration, draw, confidence)
+    return bca_limits(observed, acceleration, draw)
 
 
 def limits_of_agreement(
-    sums: ArrayLike,
-    squares: ArrayLike,
-    sizes: ArrayLike,
-    *,
-    seed: int,
-    confidence: float = 0.95,
-    resamples: int = 2_000,
+    sums: ArrayLike, squares: ArrayLike, sizes: ArrayLike, *, seed: int, resamples: int = RESAMPLES
 ) -> tuple[Interval, Interval]:
     """Return the lower and the upper limit of 95 % of differences: mean ± 1.96 standard deviations.
 
@@ -187,7 +182,7 @@ def limits_of_agreement(
     total, square, count = (_with_resamples(len(columns), resamples, seed) @ columns).T
     with np.errstate(invalid="ignore", divide="ignore"):
         spread = SPREAD * np.sqrt(np.maximum(square - total**2 / count, 0) / (count - 1))
-    lower, upper = (_percentiles(total / count + sign * spread, confidence) for sign in (-1, 1))
+    lower, upper = (_percentiles(total / count + sign * spread) for sign in (-1, 1))
     return lower, upper
 
 
@@ -199,10 +194,10 @@ def _with_resamples(queries: int, resamples: int, seed: int) -> FloatArray:
     return weights
 
 
-def _percentiles(values: FloatArray, confidence: float) -> Interval:
+def _percentiles(values: FloatArray) -> Interval:
     """Return the first of the values with the percentile interval of the others. NaN is left out."""
     drawn = values[1:][~np.isnan(values[1:])]
-    limits = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2]) if drawn.size else [None, None]
+    limits = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]) if drawn.size else [None, None]
     low, high = (None if limit is None else float(limit) for limit in limits)
     return Interval(None if np.isnan(values[0]) else float(values[0]), low, high)
 
@@ -216,9 +211,7 @@ class RankingAgreement:
     changes: float
 
 
-def compare_rankings(
-    sums: ArrayLike, sizes: ArrayLike, *, seed: int, confidence: float = 0.95, resamples: int = 2_000
-) -> RankingAgreement | None:
+def compare_rankings(sums: ArrayLike, sizes: ArrayLike, *, seed: int) -> RankingAgreement | None:
     """Compare the rankings of systems by two measures, or return None for fewer than two systems with samples.
 
     sums: float64[2, queries, systems], the sum of each measure over the samples of a query and system; sizes:
@@ -229,20 +222,14 @@ def compare_rankings(
     scores, counts = scores[:, :, known], counts[:, known]
     if counts.shape[1] < 2:
         return None
-    means = _means(scores, counts, _with_resamples(len(counts), resamples, seed))
+    weights = _with_resamples(len(counts), RESAMPLES, seed)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        # Sums in another order differ in their last bits, and equal means have to tie. NaN without samples
+        means = np.round(np.stack([weights @ one for one in scores]) / (weights @ counts), 12)
     # A system without samples in a resample does not win in it
     winners = np.where(np.isnan(means), -np.inf, means).argmax(axis=2)
     changed = winners[0] != winners[1]
-    return RankingAgreement(_percentiles(_taus(*means), confidence), not changed[0], float(changed[1:].mean()))
-
-
-def _means(scores: FloatArray, counts: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return the means by measure, resample and system, float64[2, resamples, systems], NaN without samples."""
-    below = weights @ counts
-    with np.errstate(invalid="ignore", divide="ignore"):
-        # Sums in another order differ in their last bits, and equal means have to tie
-        found: FloatArray = np.round(np.stack([weights @ one for one in scores]) / below, 12)
-    return found
+    return RankingAgreement(_percentiles(_taus(*means)), not changed[0], float(changed[1:].mean()))
 
 
 def _taus(first: FloatArray, second: FloatArray) -> FloatArray:
@@ -250,9 +237,7 @@ def _taus(first: FloatArray, second: FloatArray) -> FloatArray:
     places = np.triu_indices(first.shape[1], 1)
     one, other = (np.sign(means[:, places[0]] - means[:, places[1]]) for means in (first, second))
     one, other = np.nan_to_num(one), np.nan_to_num(other)
-    below = np.sqrt((one**2).sum(axis=1) * (other**2).sum(axis=1))
-    found: FloatArray = np.divide((one * other).sum(axis=1), below, out=np.full(len(one), np.nan), where=below > 0)
-    return found
+    return ratio((one * other).sum(axis=1), np.sqrt((one**2).sum(axis=1) * (other**2).sum(axis=1)))
 
 
 FULL, PARTIAL, NONE = "full", "partial", "none"
@@ -336,15 +321,11 @@ def quotas_of(subset: Subset, counts: Mapping[str, int], methods: Sequence[str])
     {'partial': 6, 'singleton:a': 3, 'singleton:b': 2}
     """
     if subset.kind == "standard":
-        return largest_remainder(_covered(counts), subset.size)
+        return largest_remainder({name: count for name, count in counts.items() if name != NONE}, subset.size)
     alone = subset.size // 2
     each, odd = divmod(alone, len(methods)) if methods else (0, 0)
     singles = {f"{SINGLETON}{name}": each + (place < odd) for place, name in enumerate(methods)}
     return {PARTIAL: subset.size - alone, **singles}
-
-
-def _covered(counts: Mapping[str, int]) -> dict[str, int]:
-    return {name: count for name, count in counts.items() if name != NONE}
 
 
 def shortages(subset: Subset, quotas: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, tuple[int, int]]:
@@ -356,6 +337,6 @@ def shortages(subset: Subset, quotas: Mapping[str, int], counts: Mapping[str, in
     {'all': (4, 9)}
     """
     if subset.kind == "standard":
-        total = sum(_covered(counts).values())
+        total = sum(count for name, count in counts.items() if name != NONE)
         return {"all": (total, subset.size)} if total < subset.size else {}
     return {name: (counts.get(name, 0), wanted) for name, wanted in quotas.items() if counts.get(name, 0) < wanted}

@@ -6,7 +6,7 @@ No cost grows with the number of samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,29 +144,17 @@ def _drawn_sums(cells: intervals.Cells, resamples: int, seed: int) -> FloatArray
     """Return the sums under random signs: float64[resamples]."""
     random = np.random.default_rng(seed)
     sizes = np.hypot(cells.means, np.sqrt(cells.variances))
-
-    def draw(some: int) -> FloatArray:
-        positive = random.binomial(cells.counts, 0.5, size=(some, cells.counts.size))
-        sums: FloatArray = ((2 * positive - cells.counts) * sizes).sum(axis=1)
-        return sums
-
-    return _in_parts(draw, resamples, cells)
+    parts = intervals.in_parts(resamples, cells.counts.size)
+    drawn = (random.binomial(cells.counts, 0.5, size=(some, cells.counts.size)) for some in parts)
+    return np.concatenate([((2 * positive - cells.counts) * sizes).sum(axis=1) for positive in drawn])
 
 
 def _drawn_groups(cells: intervals.Cells, size: int, resamples: int, seed: int) -> FloatArray:
     """Return the sums of random groups of this number of questions: float64[resamples]."""
     random = np.random.default_rng(seed)
-
-    def draw(some: int) -> FloatArray:
-        drawn = random.multivariate_hypergeometric(cells.counts, size, some, method="marginals")
-        sums: FloatArray = (drawn * cells.means).sum(axis=1)
-        return sums
-
-    return _in_parts(draw, resamples, cells)
-
-
-def _in_parts(draw: Callable[[int], FloatArray], resamples: int, cells: intervals.Cells) -> FloatArray:
-    return np.concatenate([draw(some) for some in intervals.in_parts(resamples, cells.counts.size)])
+    parts = intervals.in_parts(resamples, cells.counts.size)
+    drawn = (random.multivariate_hypergeometric(cells.counts, size, some, method="marginals") for some in parts)
+    return np.concatenate([(groups * cells.means).sum(axis=1) for groups in drawn])
 
 
 def _two_sided(null: FloatArray, observed: float, tie: float, *, adjustment: int) -> float:

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from untold.udfs.statistics.intervals import Interval, ndtr, ndtri
+from untold.udfs.statistics.intervals import CONFIDENCE, Interval, ndtr, ndtri
 
 # Judged samples of a stratum with a variance of its own
 LEAST_JUDGED = 2
@@ -59,10 +59,10 @@ class Moments:
         """Return the variance of the estimate under a weight of the proxy."""
         return max(0.0, self.variance + 2 * weight * self.covariance + weight * weight * self.shift_variance)
 
-    def interval(self, weight: float, confidence: float = 0.95) -> Interval:
+    def interval(self, weight: float) -> Interval:
         """Return the estimate under a weight of the proxy with its normal interval, without limits if constant."""
         mean, deviation = self.judged + weight * self.shift, math.sqrt(self.variance_at(weight))
-        half = float(ndtri((1 + confidence) / 2)) * deviation
+        half = float(ndtri((1 + CONFIDENCE) / 2)) * deviation
         return Interval(mean, mean - half, mean + half) if half > 0 else Interval(mean, None, None)
 
     def p_value(self) -> float | None:
@@ -148,7 +148,7 @@ def _weights(counts: Sequence[int], strata: Sequence[Stratum], share: float) -> 
     return [share * one.size / of / count if count else 0.0 for one, count in zip(strata, counts, strict=True)]
 
 
-def samples_needed(pilot: Moments, judged: int, rest: int, half_width: float, confidence: float = 0.95) -> int | None:
+def samples_needed(pilot: Moments, judged: int, rest: int, half_width: float) -> int | None:
     """Return the number of samples to judge for an interval of this half width, or None if all are too few.
 
     pilot: the moments of `judged` judged samples and `rest` other samples. Without other samples the population is
@@ -156,7 +156,7 @@ def samples_needed(pilot: Moments, judged: int, rest: int, half_width: float, co
     """
     score, both = pilot.variance * judged, -pilot.covariance * judged
     proxy = pilot.shift_variance / (1 / judged + 1 / rest) if rest else 0.0
-    wanted = (half_width / float(ndtri((1 + confidence) / 2))) ** 2
+    wanted = (half_width / float(ndtri((1 + CONFIDENCE) / 2))) ** 2
 
     def is_enough(number: int) -> bool:
         left = judged + rest - number
