@@ -11,12 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from untold.udfs.arrow import in_batches
 from untold.udfs.samples.adapters import Adapter
 from untold.udfs.samples.conversion import KNOWN, Sample, to_sample
 from untold.udfs.samples.file_records import (
     READ_ERRORS,
     READERS_OF_PARTS,
-    ROWS_PER_BATCH,
     FileRecord,
     Reader,
     UndecodableError,
@@ -226,20 +226,6 @@ def _named(unit: Unit, record: FileRecord, columns: Mapping[str, str]) -> FileRe
     if unit.kind == "csv" and "response" in values:
         values["response"] = values["response"] or ""
     return replace(record, values=values)
-
-
-def in_batches(
-    rows: Iterable[dict[str, Any]], schema: pa.Schema, most: int = ROWS_PER_BATCH
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches of at most `most` rows."""
-    chunk: list[dict[str, Any]] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == most:
-            yield pa.RecordBatch.from_pylist(chunk, schema)
-            chunk = []
-    if chunk:
-        yield pa.RecordBatch.from_pylist(chunk, schema)
 
 
 def given(names: Names, columns: Iterable[str]) -> set[str]:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from untold.udfs.arrow import ROWS_PER_BATCH
 from untold.udfs.samples.conversion import CONTEXT_NAMES, SEGMENTS, is_python_list, read_python_list
 from untold.udfs.samples.file_records import (
     READERS,
-    ROWS_PER_BATCH,
     FileRecord,
     RowError,
     Unit,
