@@ -195,6 +195,13 @@ def _share(part: Indices, rest: Indices) -> Numbers:
     return share
 
 
+# The result of `condense_batches`, by the type of the nodes: long for graphs of samples, string for graphs of a user
+CONDENSED = (
+    "graph string, classes array<struct<node: {0}, statement: {0}, representative: boolean, covered: boolean, "
+    "in_basis: boolean>>, covered long, uncovered long, low double, high double"
+)
+
+
 def condense_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Condense graphs, one row per graph, for `mapInArrow`.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, ParamSpec, Protocol
 
 from pyspark.sql import Column, DataFrame
@@ -311,7 +311,8 @@ P = ParamSpec("P")
 
 def map_rows(frame: DataFrame, function: BatchFunction[P], *args: P.args, **options: P.kwargs) -> DataFrame:
     """Return the rows that a function of `untold.udfs.arrow` returns for the rows of a frame."""
-    return frame.mapInArrow(partial(function, *args, **options), spark_schema(function.schema))
+    # Not `partial`, whose positional arguments would precede the batches
+    return frame.mapInArrow(lambda batches: function(batches, *args, **options), spark_schema(function.schema))
 
 
 def contract_rows(table: str, metric: str | Column, rows: DataFrame, **columns: Column) -> DataFrame:

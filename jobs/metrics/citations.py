@@ -182,11 +182,6 @@ def _conclude(samples: DataFrame, judged: DataFrame, score: str) -> DataFrame:
     return base.conclude(rows, citation_measures.conclude_batches, score=score)
 
 
-def supported_texts(judged: DataFrame) -> DataFrame:
-    """Return the columns of `SUPPORTED`, and waiting. judged: the result of `judge_sentences`."""
-    return base.conclude(judged, citation_measures.support_batches)
-
-
 def _without_texts(sentence: Column) -> Column:
     sources = F.transform(
         sentence["sources"], lambda one: one.withField("has_text", one["text"].isNotNull()).dropFields("text")

@@ -89,8 +89,11 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     """
     own, calls = settings.icat, base.StageCalls(NAME, tools)
     questions = _questions(samples, own.variant)
-    extracted = calls.ask(EXTRACT, _responses(samples))
-    to_generate = calls.complete(_to_generate(questions))
+    # A blank response has no claims and no request, but it has aspects
+    stated = samples.where(~base.is_blank("response"))
+    extracted = calls.ask(EXTRACT, stated.select("sample_id", F.col("response").alias("text")))
+    without_aspects = questions.where(F.coalesce(F.size("given"), F.lit(0)) <= 0)
+    to_generate = calls.complete(without_aspects.select("sample_id", "query"))
     generated = calls.ask(GENERATE, to_generate) if GENERATE in stages(settings) else None
     aspects = tools.keep(_aspects(questions, generated, own.aspects), "aspects")
     claims = tools.keep(base.map_rows(extracted.select("sample_id", "claims"), number_claims), "claims")
@@ -115,11 +118,6 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     }
 
 
-def _responses(samples: DataFrame) -> DataFrame:
-    """Return sample_id, text. A blank response has no claims and no request, but it has aspects."""
-    return samples.where(~base.is_blank("response")).select("sample_id", F.col("response").alias("text"))
-
-
 def _questions(samples: DataFrame, variant: str) -> DataFrame:
     """Return sample_id, query, topic, given array<struct<id, text>> (null without given aspects, or in ICAT-A)."""
     has = {name: name in samples.columns for name in ("query_id", "aspects")}
@@ -128,12 +126,6 @@ def _questions(samples: DataFrame, variant: str) -> DataFrame:
     wanted = has["aspects"] and variant != "a"
     given = F.transform("aspects", lambda one: F.struct(one["id"].alias("id"), one["text"].alias("text")))
     return samples.select("sample_id", "query", topic.alias("topic"), (given if wanted else nothing).alias("given"))
-
-
-def _to_generate(questions: DataFrame) -> DataFrame:
-    """Return sample_id, query: the samples without given aspects."""
-    none = F.coalesce(F.size("given"), F.lit(0)) <= 0
-    return questions.where(none).select("sample_id", "query")
 
 
 def _aspects(questions: DataFrame, generated: DataFrame | None, most: int) -> DataFrame:

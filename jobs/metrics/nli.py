@@ -180,27 +180,21 @@ def add_owners(atoms: DataFrame, cap: int | None) -> DataFrame:
     For example, 4 context atoms, 2 atoms of the response and a cap of 15 make 8 pairs to contexts, 7 of the 12 pairs
     between contexts, none of the 8 pairs to the response, and 13 further pairs.
     """
-    counted = atoms.where(F.col("contexts") > 0).select(
-        "sample_id",
-        "texts",
-        "contexts",
-        "responses",
-        "contexts_key",
-        (F.col("contexts") * F.col("responses")).alias("crossing"),
-        (F.col("contexts") * (F.col("contexts") - 1)).alias("between"),
-    )
-    judged = F.col("to_contexts") + F.col("between_contexts") + F.col("to_responses")
-    return _share_room(counted, cap).select(
-        "sample_id",
-        "texts",
-        "contexts",
-        "responses",
-        "to_contexts",
-        "between_contexts",
-        "to_responses",
-        (2 * F.col("crossing") + F.col("between") - judged).alias("left_out"),
+    # More pairs than any sample has, and small enough that no subtraction overflows a long
+    room = F.lit(cap if cap is not None else 2**62).cast("long")
+    crossing, between = F.col("contexts") * F.col("responses"), F.col("contexts") * (F.col("contexts") - 1)
+    to_contexts = F.least(crossing, room)
+    between_contexts = F.least(between, room - to_contexts)
+    to_responses = F.least(crossing, room - to_contexts - between_contexts)
+    judged = to_contexts + between_contexts + to_responses
+    return atoms.where(F.col("contexts") > 0).select(
+        *("sample_id", "texts", "contexts", "responses"),
+        to_contexts.alias("to_contexts"),
+        between_contexts.alias("between_contexts"),
+        to_responses.alias("to_responses"),
+        (2 * crossing + between - judged).alias("left_out"),
         # With the number of pairs, as a cap may leave samples of one set different parts of them
-        F.concat_ws(":", F.lit("contexts"), "contexts_key", "between_contexts").alias("contexts_owner"),
+        F.concat_ws(":", F.lit("contexts"), "contexts_key", between_contexts).alias("contexts_owner"),
         F.concat_ws(":", F.lit("sample"), "sample_id").alias("response_owner"),
     )
 
@@ -216,20 +210,6 @@ def add_query(owners: DataFrame, samples: DataFrame) -> DataFrame:
     texts = F.concat(F.slice("texts", F.lit(1), contexts), stated)
     queries = samples.select("sample_id", "query")
     return owners.join(queries, on="sample_id", how="inner").withColumn("texts", texts).drop("query")
-
-
-def _share_room(counted: DataFrame, cap: int | None) -> DataFrame:
-    """Add to_contexts, between_contexts and to_responses: the number of pairs of each kind within the cap."""
-    # More pairs than any sample has, and small enough that no subtraction overflows a long
-    room: Column = F.lit(cap if cap is not None else 2**62).cast("long")
-    between = F.least("between", room - F.col("to_contexts"))
-    to_responses = F.least("crossing", room - F.col("to_contexts") - F.col("between_contexts"))
-    # Each column needs the column before it
-    return (
-        counted.withColumn("to_contexts", F.least("crossing", room))
-        .withColumn("between_contexts", between)
-        .withColumn("to_responses", to_responses)
-    )
 
 
 def _relations_of_samples(owners: DataFrame, judged: DataFrame) -> DataFrame:

@@ -18,6 +18,7 @@ from untold.jobs.metrics.settings import NuggetsSettings
 from untold.jobs.metrics.views import NuggetView
 from untold.jobs.settings.model import Settings, SettingsError
 from untold.udfs.facts import nugget_measures
+from untold.udfs.facts.citation_measures import support_batches
 from untold.udfs.storage import absolute
 
 NAME = "nuggets"
@@ -215,7 +216,7 @@ def _in_supported_text(listed: DataFrame, assigned: DataFrame, calls: base.Stage
     """
     tools = calls.tools
     sentences, _ = citations.judge_sentences(listed, calls, settings)
-    texts = tools.keep(citations.supported_texts(sentences), "supported-texts")
+    texts = tools.keep(base.conclude(sentences, support_batches), "supported-texts")
     stated = F.col("label") != nugget_measures.NOT_SUPPORT
     numbers = assigned.where(stated).groupBy("sample_id").agg(F.collect_list("number").alias("stated"))
     rows = _to_assign(listed).drop("response").join(numbers, on="sample_id", how="inner")

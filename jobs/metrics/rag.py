@@ -41,7 +41,8 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     Ru et al. 2024; methods, section 16. A sample without its claims is not checked. A missing relation leaves measures
     with bounds. The given `claim_checks` of samples need no request.
     """
-    calls, brought = base.StageCalls(NAME, tools), _with_checks(samples)
+    calls = base.StageCalls(NAME, tools)
+    brought = samples.select("sample_id", "response", "contexts", *base.optional_columns(samples, READS))
     extracted = calls.ask(EXTRACT, _texts(brought), carry=("sample_id", "side"))
     incomplete = calls.incomplete()
     gathered = _gather(calls.complete(brought), extracted)
@@ -61,11 +62,6 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
         "failures": calls.failures(),
         **vote_rows(NAME, CHECK, checked, "side", "rank", F.col("place") + 1),
     }
-
-
-def _with_checks(samples: DataFrame) -> DataFrame:
-    """Return sample_id, response, contexts, and the columns of `READS`, null if the input lacks them."""
-    return samples.select("sample_id", "response", "contexts", *base.optional_columns(samples, READS))
 
 
 def _texts(brought: DataFrame) -> DataFrame:

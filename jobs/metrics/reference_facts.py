@@ -12,7 +12,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.graph.condensation import condense_batches
+from untold.graph.condensation import CONDENSED, condense_batches
 from untold.jobs.inference.stage.requests import OUTCOME, Rows, has_failed
 from untold.jobs.metrics.base import StageCalls, Tools, map_rows, shared_failures
 from untold.jobs.metrics.grounded_claims import chunk_name
@@ -146,10 +146,6 @@ EXTRACT, RELATE, RATE = "extract_facts", "classify_relation", "rate_importance"
 ENTAILMENT = "entailment"
 # K-QA has 6,962 pairs of statements of one question, and 1,463 of them are near enough for a request
 NEAR_SHARE = 0.21
-CLASSES = (
-    "graph string, classes array<struct<node: long, statement: long, representative: boolean, covered: boolean, "
-    "in_basis: boolean>>, covered long, uncovered long, low double, high double"
-)
 
 
 def stages_of(settings: Settings) -> tuple[str, ...]:
@@ -310,7 +306,7 @@ def _classes(found: DataFrame, related: DataFrame) -> DataFrame:
     graphs = found.select(F.col("owner").alias("graph"), node.alias("nodes"), "owner").join(
         edges, on="owner", how="left"
     )
-    condensed = graphs.select("graph", "nodes", "edges").mapInArrow(condense_batches, CLASSES)
+    condensed = graphs.select("graph", "nodes", "edges").mapInArrow(condense_batches, CONDENSED.format("long"))
     return condensed.select(F.col("graph").alias("owner"), "classes")
 
 

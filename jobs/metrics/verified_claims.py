@@ -6,23 +6,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.inference.stage.requests import OUTCOME, has_failed, is_unasked
-from untold.jobs.metrics.base import Tools, contract_rows
+from untold.jobs.metrics.base import Tools, contract_rows, map_rows
 from untold.jobs.metrics.grounded_claims import CLAIM, ENTAILMENT, chunk_name, claim_id, judge_lists, lost_claims
 from untold.jobs.metrics.judging import CLASSIFY_LISTS
 from untold.jobs.metrics.panel import ask_judges, weaker
 from untold.jobs.metrics.reference_facts import Evidence, Owners
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.retrieval.sources import query_key
-from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, CONTRADICTION, NOT_SUPPORTED, SUPPORTED
-from untold.udfs.retrieval.ranking import RANKED, rank_contexts
+from untold.udfs.retrieval.ranking import rank_contexts
 
 VERIFY = "verify_claim"
 VERDICTS = weaker(NOT_SUPPORTED, SUPPORTED, CONTRADICTED)
@@ -141,8 +139,8 @@ def _ranked(pieces: DataFrame, wanted: DataFrame, most: int) -> DataFrame:
     query = F.struct(F.col("claim_key").alias("query"), "text", "vector")
     with_queries = wanted.where(has).groupBy("owner").agg(F.collect_list(query).alias("queries"))
     both = by_owner.where("whole").join(with_queries, on="owner", how="inner")
-    rank = partial(rank_contexts, k=most, retrievers=("dense",))
-    ranked = both.select(F.col("owner").alias("sample_id"), "chunks", "queries").mapInArrow(rank, spark_schema(RANKED))
+    named = both.select(F.col("owner").alias("sample_id"), "chunks", "queries")
+    ranked = map_rows(named, rank_contexts, k=most, retrievers=("dense",))
     named = ranked.withColumnsRenamed({"sample_id": "owner", "query": "claim_key"})
     one = F.struct("rank", "chunk_id", "document_id", "url", "text", "similarity")
     return (

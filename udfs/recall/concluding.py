@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -129,46 +129,37 @@ def prepare_samples(row: Row, options: sample_facts.Options) -> Row:
     """
     sides = sample_facts.resolved_sides(row)
     references = _distinct(sides[sample_facts.REFERENCES] or [])
-    response = sides[sample_facts.RESPONSE]
-    generated = None if response is None else _distinct_generated([one.fact for one in response], options)
-    forms = [form_of(one.fact) for one in references]
-    stated = [form_of(fact) for fact in generated or ()]
+    response, similarity = sides[sample_facts.RESPONSE], options.thresholds.token_similarity
+    generated = without_near_duplicates(distinct_facts(response or ()), options.duplicate_similarity, similarity)
+    forms, stated = list(map(form_of, references)), list(map(form_of, generated))
     candidates = lexical_candidates(forms, stated, options.thresholds)
-    found = [
-        _pair(number, LEXICAL, rank, one)
-        for number, ranked in enumerate(candidates, start=1)
-        for rank, one in enumerate(ranked, start=1)
+    facts = [
+        {"position": position, "text": fact.text, "anchor": fact.anchor}
+        for position, fact in enumerate(generated, start=1)
     ]
     return {
         "sample_id": row["sample_id"],
         "references": _reference_rows(references, forms, stated),
-        "generated": None
-        if generated is None
-        else [
-            {"position": position, "text": fact.text, "anchor": fact.anchor}
-            for position, fact in enumerate(generated, start=1)
+        "generated": None if response is None else facts,
+        "pairs": [
+            _pair(number, LEXICAL, rank, one)
+            for number, ranked in enumerate(candidates, start=1)
+            for rank, one in enumerate(ranked, start=1)
         ],
-        "pairs": found,
         "dropped": row["dropped"],
     }
 
 
-def _distinct(references: Sequence[sample_facts.NamedFact]) -> list[sample_facts.NamedFact]:
+def _distinct(references: Sequence[Fact]) -> list[Fact]:
     """Return the distinct references. Only equal references are merged, so no threshold changes their number.
 
     References that were cut from one text are numbered from 1, before duplicates are dropped.
     """
-    ids = {id(one.fact): one.id or str(place) for place, one in enumerate(references, start=1)}
-    return [sample_facts.NamedFact(fact, ids[id(fact)]) for fact in distinct_facts(one.fact for one in references)]
-
-
-def _distinct_generated(facts: Sequence[Fact], options: sample_facts.Options) -> list[Fact]:
-    similarity = options.thresholds.token_similarity
-    return without_near_duplicates(distinct_facts(facts), options.duplicate_similarity, similarity)
+    return distinct_facts(replace(one, id=one.id or str(place)) for place, one in enumerate(references, start=1))
 
 
 def _reference_rows(
-    references: Sequence[sample_facts.NamedFact], forms: Sequence[MatchText], stated: Sequence[MatchText]
+    references: Sequence[Fact], forms: Sequence[MatchText], stated: Sequence[MatchText]
 ) -> list[dict[str, Any]]:
     texts = [form.text for form in stated]
     arecall = contained([form.anchor or form.text for form in forms], texts)
@@ -177,8 +168,8 @@ def _reference_rows(
         {
             "number": number,
             "id": one.id,
-            "text": one.fact.text,
-            "anchor": one.fact.anchor,
+            "text": one.text,
+            "anchor": one.anchor,
             "arecall": by_anchor,
             "erecall": by_substring,
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from untold.udfs.arrow import FLAG, NUMBER, TEXT, Row, columns, over_rows, struct
@@ -41,19 +41,7 @@ class Options:
     thresholds: Thresholds = field(default_factory=Thresholds)
 
 
-@dataclass(frozen=True)
-class NamedFact:
-    """A fact with its given id, if it has one."""
-
-    fact: Fact
-    id: str | None = None
-
-    def to_row(self) -> dict[str, Any]:
-        """Return a value of a list of facts in `CUT`."""
-        return {"id": self.id, **asdict(self.fact)}
-
-
-Sides = dict[str, list[NamedFact] | None]
+Sides = dict[str, list[Fact] | None]
 """The facts of each side in order, None if unknown."""
 
 
@@ -69,7 +57,7 @@ def cut_samples(row: Row, options: Options) -> Row:
     how = choose_segmentation(options.segmentation, row["response"], text)
     facts: Sides = {side: _cut_side(texts[side] or "", how, options) for side in SIDES}
     if text is None:
-        facts[REFERENCES] = [NamedFact(_given(one), one["id"]) for one in given]
+        facts[REFERENCES] = [_given(one) for one in given]
     facts, dropped = _limited(facts, options.max_facts)
     open_sides = [side for side in SIDES if facts[side] is None and facts[REFERENCES] != []]
     return {
@@ -81,15 +69,15 @@ def cut_samples(row: Row, options: Options) -> Row:
     }
 
 
-def _cut_side(text: str, how: Segmentation, options: Options) -> list[NamedFact] | None:
+def _cut_side(text: str, how: Segmentation, options: Options) -> list[Fact] | None:
     """Return the facts of a text, or None if they need a model."""
     if how == "atomic" and shown_form(text):
         return None
-    return [NamedFact(fact) for fact in cut(text, how, options.anchor_words)]
+    return cut(text, how, options.anchor_words)
 
 
 def _given(row: Row) -> Fact:
-    return Fact(shown_form(row["text"]), shown_form(row["anchor"] or "") or None)
+    return Fact(shown_form(row["text"]), shown_form(row["anchor"] or "") or None, id=row["id"])
 
 
 def _limited(facts: Sides, most: int) -> tuple[Sides, int]:
@@ -97,7 +85,7 @@ def _limited(facts: Sides, most: int) -> tuple[Sides, int]:
     found: Sides = {}
     dropped = 0
     for side, own in facts.items():
-        said = None if own is None else [one for one in own if match_form(one.fact.text)]
+        said = None if own is None else [one for one in own if match_form(one.text)]
         found[side] = said if said is None else said[:most]
         dropped += max(0, len(said or ()) - most)
     return found, dropped
@@ -112,7 +100,7 @@ def add_extracted(row: Row, options: Options) -> Row:
     facts = _facts_of_side(row)
     for one in row["extracted"] or ():
         if one["claims"] is not None:
-            facts[one["side"]] = [NamedFact(fact) for fact in free_facts(one["claims"])]
+            facts[one["side"]] = free_facts(one["claims"])
     facts, dropped = _limited(facts, options.max_facts)
     return {**row, "facts": _as_rows(facts), "dropped": row["dropped"] + dropped}
 
@@ -124,7 +112,7 @@ def free_sides(row: Row) -> Iterator[Row]:
     if not all(facts.values()):
         return
     for side, own in facts.items():
-        texts = [one.fact.text for one in own or () if one.fact.free]
+        texts = [one.text for one in own or () if one.free]
         if texts:
             yield {"sample_id": row["sample_id"], "side": side, "text": row["texts"][side], "facts": texts}
 
@@ -139,20 +127,15 @@ def resolved_sides(row: Row) -> Sides:
         own = facts[one["side"]]
         if own is not None and one["facts"] is not None:
             resolved = iter(free_facts(one["facts"]))
-            facts[one["side"]] = [NamedFact(next(resolved)) if each.fact.free else each for each in own]
+            facts[one["side"]] = [next(resolved) if each.free else each for each in own]
     return facts
 
 
 def _facts_of_side(row: Row) -> Sides:
     """Return the facts of both sides of a row of `CUT`."""
-    return {
-        side: None
-        if own is None
-        else [NamedFact(Fact(one["evidence"], one["anchor"], one["free"], one["under"]), one["id"]) for one in own]
-        for side, own in row["facts"].items()
-    }
+    return {side: None if own is None else [Fact(**one) for one in own] for side, own in row["facts"].items()}
 
 
 def _as_rows(facts: Sides) -> dict[str, list[dict[str, Any]] | None]:
     """Return the column `facts` of `CUT`."""
-    return {side: None if own is None else [one.to_row() for one in own] for side, own in facts.items()}
+    return {side: None if own is None else list(map(vars, own)) for side, own in facts.items()}
