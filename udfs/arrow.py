@@ -60,7 +60,8 @@ def over_rows(
             batches: Iterable[pa.RecordBatch], /, *args: P.args, **options: P.kwargs
         ) -> Iterator[pa.RecordBatch]:
             for batch in batches:
-                results = (function(row, *args, **options) for row in rows_of(batch, read))
+                parts = (batch.slice(start, read) for start in range(0, batch.num_rows, read))
+                results = (function(row, *args, **options) for part in parts for row in part.to_pylist())
                 rows = (row for one in results for row in ((one,) if isinstance(one, Mapping) else one))
                 yield from in_batches(rows, schema, most)
 
@@ -69,12 +70,6 @@ def over_rows(
         return named
 
     return decorate
-
-
-def rows_of(batch: pa.RecordBatch, read: int = ROWS_PER_BATCH) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a batch, of which at most `read` are Python objects at the same time."""
-    for start in range(0, batch.num_rows, read):
-        yield from batch.slice(start, read).to_pylist()
 
 
 def in_batches(rows: Iterable[Row], schema: pa.Schema, most: int = ROWS_PER_BATCH) -> Iterator[pa.RecordBatch]:

@@ -118,17 +118,12 @@ def _find_conflicts(
     to_cover = told.select("sample_id", statements.alias("asked"), "response", statements)
     covered = calls.ask(COVER, to_cover, carry=("sample_id", "asked"))
     answered = covered.where(F.col("error_type").isNull())
-    pairs = answered.select("sample_id", F.explode(F.arrays_zip("asked", "covered")).alias("one"))
-    found = pairs.select("sample_id", F.col("one.asked").alias("text"), F.col("one.covered").alias("told"))
+    pairs = answered.select("sample_id", F.inline(F.arrays_zip("asked", "covered")))
+    found = pairs.withColumnsRenamed({"asked": "text", "covered": "told"})
     answers = sides.join(found, on=["sample_id", "text"], how="left").join(responses, on="sample_id", how="left")
-    stated = answers.select(
-        "sample_id",
-        "statement",
-        F.when(F.col("place").isNotNull(), claim_id(NAME, "place")).alias("statement_id"),
-        "text",
-        "sources",
-        F.coalesce("covered", "told", F.when(F.col("blank"), F.lit(False))).alias("covered"),
-    )
+    known_id = F.when(F.col("place").isNotNull(), claim_id(NAME, "place"))
+    is_covered = F.coalesce("covered", "told", F.when(F.col("blank"), F.lit(False)))
+    stated = answers.withColumns({"statement_id": known_id, "covered": is_covered})
     firsts = sides.where(F.col("statement") % 2 == 0).select("sample_id", F.col("statement").alias("first"))
     conflicts = conflict_rows(NAME, firsts.withColumn("second", F.col("first") + 1), stated)
     return {
