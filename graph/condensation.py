@@ -195,6 +195,13 @@ def _share(part: Indices, rest: Indices) -> Numbers:
     return share
 
 
+# The result of `condense_batches`, by the type of the nodes: long for graphs of samples, string for graphs of a user
+CONDENSED = (
+    "graph string, classes array<struct<node: {0}, statement: {0}, representative: boolean, covered: boolean, "
+    "in_basis: boolean>>, covered long, uncovered long, low double, high double"
+)
+
+
 def condense_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Condense graphs, one row per graph, for `mapInArrow`.
 
@@ -265,31 +272,24 @@ def _read_edges(lists: Any, node: Any, nodes: Nodes) -> tuple[Indices, Indices, 
     """Return the numbers of the nodes at both ends of edges, and whether each edge was judged."""
     rows, sizes = _flatten(lists)
     graph = np.repeat(np.arange(len(sizes)), sizes)
-    # Untold's nodes are numbered. Nodes of a user's graphs may have any names
-    find = _number_integers if pa.types.is_integer(node.type) else _number_texts
-    ends = [find(node, nodes, rows.field(name), graph) for name in ("source", "target")]
-    return ends[0], ends[1], _flags(rows.field("judged"))
+    source, target = (_positions(node, nodes, rows.field(name), graph) for name in ("source", "target"))
+    return source, target, _flags(rows.field("judged"))
 
 
-def _number_integers(node: Any, nodes: Nodes, wanted: Any, graph: Indices) -> Indices:
-    """Return positions: by offset if the nodes of each graph are numbered from 0, otherwise by lookup."""
-    values, sought = _numpy(node).astype(np.int64), _numpy(wanted).astype(np.int64)
+def _positions(node: Any, nodes: Nodes, wanted: Any, graph: Indices) -> Indices:
+    """Return the positions of the wanted nodes in their graphs. Raises ValueError for a missing node."""
     sizes = np.bincount(nodes.graph, minlength=nodes.graphs)
     starts = np.cumsum(sizes) - sizes
-    if np.array_equal(values, np.arange(len(nodes)) - starts[nodes.graph]):
-        found = starts[graph] + sought
-        outside = (sought < 0) | (sought >= sizes[graph])
+    numbers = np.arange(len(nodes)) - starts[nodes.graph]
+    # Untold's nodes are numbered from 0 in each graph. Nodes of a user's graphs may have any names
+    if pa.types.is_integer(node.type) and np.array_equal(_numpy(node), numbers):
+        sought = _numpy(wanted).astype(np.int64)
+        found = pa.array(starts[graph] + sought, mask=(sought < 0) | (sought >= sizes[graph]))
     else:
-        prefixed = pc.index_in(_prefixed(pa.array(sought), graph), value_set=_prefixed(node, nodes.graph))
-        return _checked(prefixed)
-    if outside.any():
-        raise ValueError(f"{int(outside.sum()):,} ends of edges are not nodes of their graph")
-    return found
-
-
-def _number_texts(node: Any, nodes: Nodes, wanted: Any, graph: Indices) -> Indices:
-    """Return the positions of the wanted nodes in their graphs. Raises ValueError for a missing node."""
-    return _checked(pc.index_in(_prefixed(wanted, graph), value_set=_prefixed(node, nodes.graph)))
+        found = pc.index_in(_prefixed(wanted, graph), value_set=_prefixed(node, nodes.graph))
+    if found.null_count:
+        raise ValueError(f"{found.null_count:,} ends of edges are not nodes of their graph")
+    return _numpy(found).astype(np.int64)
 
 
 def _prefixed(values: Any, graph: Indices) -> Any:
@@ -298,13 +298,6 @@ def _prefixed(values: Any, graph: Indices) -> Any:
     The number ends at the first colon, so different pairs of graph and value have different texts, for any value.
     """
     return pc.binary_join_element_wise(pa.array(graph).cast(pa.string()), values.cast(pa.string()), ":")
-
-
-def _checked(found: Any) -> Indices:
-    """Return positions as int64. Raises ValueError if one is null, for a node that was not found."""
-    if found.null_count:
-        raise ValueError(f"{found.null_count:,} ends of edges are not nodes of their graph")
-    return _numpy(found).astype(np.int64)
 
 
 def _class_rows(node: Any, classes: Classes) -> pa.StructArray:

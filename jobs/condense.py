@@ -14,7 +14,7 @@ from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
 from untold.jobs.inputs.options import CondenseOptions
 from untold.jobs.inputs.reading import read_table
 from untold.jobs.inputs.samples import fingerprint
-from untold.jobs.metrics.base import score_columns, status_of
+from untold.jobs.metrics.base import contract_rows, score_columns, status_of
 from untold.jobs.metrics.condensing import Condensed, Condenser
 from untold.jobs.run import manifest
 from untold.jobs.run.folders import Workspace
@@ -303,30 +303,25 @@ def make_tables(relations: DataFrame, nodes: DataFrame, condensed: Condensed) ->
 def _statements(members: DataFrame) -> DataFrame:
     """Return the table `statements`. The id of a statement is the first node of its class. Its sources are unknown."""
     found = members.where(F.col("statement").isNotNull())
-    return found.groupBy(*GROUPS, F.col("statement").alias("statement_id")).agg(
+    classes = found.groupBy(*GROUPS, F.col("statement").alias("statement_id")).agg(
         F.max(F.when(F.col("representative"), F.col("text"))).alias("text"),
         F.bool_or("covered").alias("covered"),
         F.bool_or("in_basis").alias("in_basis"),
-        F.lit(None).cast("array<string>").alias("sources"),
         F.array_sort(F.collect_set("text")).alias("members"),
     )
+    return contract_rows("statements", F.col("metric"), classes)
 
 
 def _atoms(members: DataFrame) -> DataFrame:
     """Return the table `atoms` with every node."""
     origin = F.when(F.col("context") & F.col("response"), "both").when(F.col("context"), "context")
-    return members.select(
-        *GROUPS,
-        F.col("node").alias("atom_id"),
-        "text",
-        F.lit(None).cast("string").alias("question"),
-        F.when(F.col("response") & ~F.col("context"), "response").otherwise(origin).alias("origin"),
-        F.lit(None).cast("array<string>").alias("sources"),
-        F.lit(None).cast("string").alias("unit_type"),
-        F.lit(None).cast("double").alias("rating"),
-        F.lit(True).alias("kept"),
-        F.col("statement").alias("statement_id"),
-    )
+    columns = {
+        "atom_id": F.col("node"),
+        "origin": F.when(F.col("response") & ~F.col("context"), "response").otherwise(origin),
+        "kept": F.lit(True),
+        "statement_id": F.col("statement"),
+    }
+    return contract_rows("atoms", F.col("metric"), members, **columns)
 
 
 def _scores(counted: DataFrame) -> DataFrame:

@@ -23,7 +23,7 @@ from untold.jobs.summary.ranking import interval_text
 from untold.jobs.summary.score_counts import count_distinct
 from untold.jobs.tables import BETA_SWEEP, RECALL_CURVE
 from untold.udfs.errors import UserError, shorten
-from untold.udfs.facts.aspect_coverage import COVERAGE, FACT, icat_score
+from untold.udfs.facts.aspect_coverage import COVERAGE, FACT, f_score
 from untold.udfs.facts.importance_measures import CLAIMS, f1_at_claims, median_of_claims, recall_at_claims
 from untold.udfs.facts.rag_measures import TRUTH_CLAIMS
 from untold.udfs.statistics.intervals import bca_interval
@@ -182,7 +182,7 @@ def _check_measured(found: Mapping[Any, Any], run: RunTables, metric: str) -> No
 def sweep_rows(system: str | None, pairs: Pairs, betas: Iterable[float], seed: int) -> Iterator[dict[str, Any]]:
     """Yield the rows of a system: the mean ICAT of its samples for each beta, with the BCa interval."""
     for beta in sorted(set(betas)):
-        scores = [icat_score(fact, coverage, beta) or 0.0 for fact, coverage in pairs]
+        scores = [f_score(fact, coverage, beta) or 0.0 for fact, coverage in pairs]
         interval = bca_interval(scores, list(pairs.values()), seed=seed)
         yield {"system": system, "beta": beta, **interval.columns("mean"), "n": pairs.total()}
 

@@ -13,20 +13,16 @@ from untold.jobs.metrics.grounded_claims import covered_statements
 from untold.jobs.metrics.judging import NumberedList
 from untold.jobs.metrics.settings import AnswerRelevancySettings
 from untold.jobs.metrics.views import RelevancyView
-from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts import relevancy_measures
+from untold.udfs.facts import citation_measures
 
 NAME, JUDGE = "answer_relevancy", "judge_relevancy"
-UNKNOWN: base.Bounds = {
-    **dict.fromkeys(relevancy_measures.CREDITED, (0.0, 1.0)),
-    relevancy_measures.SENTENCES: (None, None),
-}
+UNKNOWN = base.bounds_of(citation_measures.CREDITED, citation_measures.SENTENCES)
 
 
 def assume(settings: Settings) -> base.Assumptions:
     """Assume a clear label for each sentence."""
-    return base.Assumptions(settings, {JUDGE: _lists(settings).assumed(relevancy_measures.RELEVANT)})
+    return base.Assumptions(settings, {JUDGE: _lists(settings).assumed(citation_measures.RELEVANT)})
 
 
 def _lists(settings: Settings) -> NumberedList:
@@ -39,27 +35,26 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
 
     A missing label leaves values with bounds. A sample without any label failed.
     """
-    cut = samples.select("sample_id", "query", "response").mapInArrow(
-        relevancy_measures.cut_batches, spark_schema(relevancy_measures.CUT)
+    cut = tools.keep(
+        base.map_rows(samples.select("sample_id", "query", "response"), citation_measures.cut_sentences), "sentences"
     )
-    cut = tools.keep(cut, "sentences")
     calls = base.StageCalls(NAME, tools)
     labels = _lists(settings).ask(tools, cut, "sample_id")
     judged = calls.record(JUDGE, tools.keep(labels, "judged-sentences"))
     concluded = tools.keep(_conclude(cut, judged), "concluded")
     known = base.with_status(samples, concluded)
     return {
-        "statements": covered_statements(known.where(base.is_judged()), NAME, "relation", "reason"),
-        "scores": base.measured_scores(known, NAME, relevancy_measures.RELEVANCY, F.lit(0)),
+        "statements": covered_statements(known.where(base.is_judged()), NAME),
+        "scores": base.measured_scores(known, NAME, citation_measures.RELEVANCY, F.lit(0)),
         "measures": base.measure_rows(known, NAME, UNKNOWN),
         "failures": calls.failures(),
     }
 
 
 def _conclude(cut: DataFrame, judged: DataFrame) -> DataFrame:
-    """Return the columns of `CONCLUDED`, lost, and waiting: true if a sentence was not requested. A row per sample."""
+    """Return the conclusions, lost, and waiting: true if a sentence was not requested. A row per sample."""
     rows = cut.join(base.collect(judged, "judged", "number", "label", "reason"), on="sample_id", how="left")
-    concluded = base.conclude(rows, relevancy_measures.conclude_batches, relevancy_measures.CONCLUDED)
+    concluded = base.conclude(rows, citation_measures.conclude_relevancy)
     is_lost = ~F.col("empty") & (F.col("covered") + F.col("uncovered") == 0) & ~F.coalesce("waiting", F.lit(False))
     return concluded.withColumn("lost", is_lost)
 

@@ -6,10 +6,10 @@ The status and the bounds of a score do not depend on its formula (docs/contract
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -24,6 +24,8 @@ from untold.jobs.run_tables import RunTables
 from untold.jobs.settings.fields import Section
 from untold.jobs.settings.model import Settings, judges_without_price
 from untold.jobs.settings.templates import explain_profile
+from untold.jobs.tables import TABLES
+from untold.udfs.arrow import BatchFunction
 from untold.udfs.facts.importance_measures import Weighting, names_at
 from untold.udfs.stages.definitions import Figures
 
@@ -31,6 +33,11 @@ Tables = Mapping[str, DataFrame]
 """The rows of a metric by table of `untold.jobs.tables`."""
 Bounds = Mapping[str, tuple[float | None, float | None]]
 """The lower and the upper bound by measure, None for an unbounded side."""
+
+
+def bounds_of(shares: Iterable[str], *counts: str) -> Bounds:
+    """Return the bounds of a sample without results, by measure. Counts have no upper bound."""
+    return {**dict.fromkeys(shares, (0.0, 1.0)), **dict.fromkeys(counts, (None, None))}
 
 
 class Tools(Protocol):
@@ -299,8 +306,27 @@ def with_status(
     return joined.withColumn("status", status)
 
 
-Batches = Callable[[Iterator[Any]], Iterator[Any]]
-"""A function over record batches, for `mapInArrow`."""
+P = ParamSpec("P")
+
+
+def map_rows(frame: DataFrame, function: BatchFunction[P], *args: P.args, **options: P.kwargs) -> DataFrame:
+    """Return the rows that a function of `untold.udfs.arrow` returns for the rows of a frame."""
+    # Not `partial`, whose positional arguments would precede the batches
+    return frame.mapInArrow(lambda batches: function(batches, *args, **options), spark_schema(function.schema))
+
+
+def contract_rows(table: str, metric: str | Column, rows: DataFrame, **columns: Column) -> DataFrame:
+    """Return rows of a table of the contract: the given columns, and otherwise the columns of `rows` by name.
+
+    A column that neither has is null.
+    """
+    known = {"metric": F.lit(metric), **columns}
+
+    def column(name: str) -> Column:
+        return known[name] if name in known else F.col(name) if name in rows.columns else F.lit(None)
+
+    fields = spark_schema(TABLES[table]).fields
+    return rows.select(*(column(field.name).cast(field.dataType).alias(field.name) for field in fields))
 
 
 def collect(judged: DataFrame, name: str, *fields: str | Column) -> DataFrame:
@@ -313,9 +339,9 @@ def collect(judged: DataFrame, name: str, *fields: str | Column) -> DataFrame:
     )
 
 
-def conclude(rows: DataFrame, function: Batches, schema: Any) -> DataFrame:
-    """Return the columns of an Arrow schema, computed per sample, and the column `waiting` of the rows."""
-    concluded = rows.drop("waiting").mapInArrow(function, spark_schema(schema))
+def conclude(rows: DataFrame, function: BatchFunction[P], *args: P.args, **options: P.kwargs) -> DataFrame:
+    """Return the columns that a function computes per sample, and the column `waiting` of the rows."""
+    concluded = map_rows(rows.drop("waiting"), function, *args, **options)
     return concluded.join(rows.select("sample_id", "waiting"), on="sample_id", how="left")
 
 
@@ -372,14 +398,8 @@ def measured_scores(
     value_low, value_high>>. dropped: a count, null as 0. always: as in `bounded`.
     """
     one = F.filter("measures", lambda row: row["measure"] == measure)[0]
-    return judged.withColumn("dropped", dropped).select(
-        "sample_id",
-        F.lit(metric).alias("metric"),
-        "system",
-        *bounded(one["value"], one["value_low"], one["value_high"], always=always),
-        *map(counted, ("covered", "uncovered", "unjudged", "dropped")),
-        "status",
-    )
+    score = bounded(one["value"], one["value_low"], one["value_high"], always=always)
+    return judged.select(*_score_columns(metric, score, dropped))
 
 
 def measure_rows(judged: DataFrame, metric: str, bounds: Bounds) -> DataFrame:
@@ -387,7 +407,7 @@ def measure_rows(judged: DataFrame, metric: str, bounds: Bounds) -> DataFrame:
 
     judged: as in `measured_scores`.
     """
-    known = judged.where(is_judged()).select("sample_id", F.lit(metric).alias("metric"), F.inline("measures"))
+    known = contract_rows("measures", metric, judged.where(is_judged()).select("sample_id", F.inline("measures")))
     return known.unionByName(unknown_measures(judged.where(~is_judged()), metric, bounds))
 
 
@@ -396,28 +416,33 @@ def bounded_measures(known: DataFrame, metric: str) -> DataFrame:
 
     known: sample_id, status, measures array<struct<measure, value, value_low, value_high>>.
     """
-    one = F.explode("measures").alias("one")
-    rows = known.select("sample_id", is_judged().alias("judged"), one)
-    value = F.when(F.col("judged"), F.col("one.value")).alias("value")
-    return rows.select(
-        "sample_id", F.lit(metric).alias("metric"), "one.measure", value, "one.value_low", "one.value_high"
-    )
+    rows = known.select("sample_id", is_judged().alias("judged"), F.inline("measures"))
+    return contract_rows("measures", metric, rows, value=F.when(F.col("judged"), F.col("value")))
 
 
 def unknown_measures(samples: DataFrame, metric: str, bounds: Bounds) -> DataFrame:
     """Return rows of the table `measures` with the bounds of samples without results."""
-    null = F.lit(None).cast("double")
-    rows = [
-        F.struct(
-            F.lit(name).alias("measure"),
-            null.alias("value"),
-            F.lit(low).cast("double").alias("value_low"),
-            F.lit(high).cast("double").alias("value_high"),
-        )
-        for name, (low, high) in bounds.items()
-    ]
-    exploded = samples.select("sample_id", F.explode(F.array(*rows)).alias("one"))
-    return exploded.select("sample_id", F.lit(metric).alias("metric"), "one.*")
+    rows = measure_structs({name: (None, low, high) for name, (low, high) in bounds.items()})
+    return contract_rows("measures", metric, samples.select("sample_id", F.inline(rows)))
+
+
+def measure_structs(measures: Mapping[str, tuple[Any, Any, Any]]) -> Column:
+    """Return array<struct<measure, value, value_low, value_high>> of columns or numbers, by measure."""
+    names = ("value", "value_low", "value_high")
+    rows = []
+    for measure, values in measures.items():
+        ends = (F.lit(value).cast("double").alias(name) for name, value in zip(names, values, strict=True))
+        rows.append(F.struct(F.lit(measure).alias("measure"), *ends))
+    return F.array(*rows)
+
+
+def shared_failures(metric: str, owned: DataFrame, lost: DataFrame, *key: str) -> DataFrame:
+    """Return rows of the table `failures`: the failures of results that samples share, for each sample.
+
+    owned: sample_id and the key. lost: the key, stage and `OUTCOME`.
+    """
+    joined = owned.select("sample_id", *key).join(lost, on=list(key), how="inner")
+    return contract_rows("failures", metric, joined).distinct()
 
 
 def score_columns(metric: str | Column, dropped: Column | None = None) -> list[Column]:
@@ -426,13 +451,18 @@ def score_columns(metric: str | Column, dropped: Column | None = None) -> list[C
     Reads sample_id, system, status, covered, uncovered, unjudged, low and high. `dropped` counts the items of a list
     without a source, 0 by default.
     """
-    without_source = F.lit(0) if dropped is None else F.coalesce(dropped, F.lit(0))
+    score = bounded(comprehensiveness(), F.col("low"), F.col("high"))
+    return _score_columns(metric, score, F.lit(0) if dropped is None else dropped)
+
+
+def _score_columns(metric: str | Column, score: Sequence[Column], dropped: Column) -> list[Column]:
+    """Return the columns of the table `scores`. score: from `bounded`."""
     return [
         F.col("sample_id"),
         F.lit(metric).alias("metric"),
         F.col("system"),
-        *bounded(comprehensiveness(), F.col("low"), F.col("high")),
+        *score,
         *map(counted, ("covered", "uncovered", "unjudged")),
-        F.when(is_judged(), without_source).cast("long").alias("dropped"),
+        F.when(is_judged(), F.coalesce(dropped, F.lit(0))).cast("long").alias("dropped"),
         F.col("status"),
     ]

@@ -38,10 +38,7 @@ PAGE = {
 }
 SUPPORTS = ordered(*citation_measures.WEIGHTS)
 _OPTIONAL = ("citations", "reference_sources")
-UNKNOWN: Mapping[str, tuple[float | None, float | None]] = {
-    **dict.fromkeys(citation_measures.SHARES, (0.0, 1.0)),
-    **dict.fromkeys((*citation_measures.COUNTS, *citation_measures.SUMS), (None, None)),
-}
+UNKNOWN = base.bounds_of(citation_measures.SHARES, *citation_measures.COUNTS, *citation_measures.SUMS)
 
 
 def digests(settings: Settings) -> dict[str, str]:
@@ -92,7 +89,7 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     concluded = tools.keep(_conclude(samples, judged, score), "concluded")
     known = _with_status(samples, concluded)
     return {
-        "citations": concluded.select("sample_id", F.lit(NAME).alias("metric"), F.inline("citations")),
+        "citations": base.contract_rows("citations", NAME, concluded.select("sample_id", F.inline("citations"))),
         "scores": base.measured_scores(known, NAME, score, F.lit(0), always=True),
         "measures": base.bounded_measures(known, NAME),
         "failures": calls.failures(),
@@ -110,8 +107,7 @@ def judge_sentences(
     """
     own, tools = settings.citations, calls.tools
     given = samples.select("sample_id", "response", "contexts", *base.optional_columns(samples, ("citations",)))
-    cited = given.mapInArrow(citation_measures.cite_batches, spark_schema(citation_measures.CITING))
-    cited = tools.keep(cited, "cited-sentences")
+    cited = tools.keep(base.map_rows(given, citation_measures.cite_batches), "cited-sentences")
     if own.sources is not None:
         cited = tools.keep(_with_pages(cited, _pages(cited, absolute(own.sources), settings)), "sources-with-texts")
     asked = _lists(settings).judge(tools, settings, SUPPORTS, _to_judge(cited), "sample_id", "group")
@@ -131,9 +127,7 @@ def _pages(cited: DataFrame, path: str, settings: Settings) -> DataFrame:
     else:
         found = read_texts(spark, path, PAGE, ("text",), AS_THEY_ARE, key="document_id").rows
         rows = found.where(F.col("error").isNull()).withColumn("number", F.lit(0).cast("long"))
-    pages = rows.select("document_id", "url", "number", "text").mapInArrow(
-        citation_measures.key_pages, spark_schema(citation_measures.PAGES)
-    )
+    pages = base.map_rows(rows.select("document_id", "url", "number", "text"), citation_measures.key_pages)
     wanted = _sources(cited).where(F.col("text").isNull()).select("key").distinct()
     parts = F.array_sort(F.collect_set(F.struct("number", "text")))
     by_key = pages.join(wanted, on="key", how="left_semi").groupBy("key").agg(parts.alias("parts"))
@@ -154,12 +148,10 @@ def _with_pages(cited: DataFrame, pages: DataFrame) -> DataFrame:
     by_sample = found.agg(F.map_from_entries(F.collect_list(F.struct("key", "text"))).alias("pages"))
 
     def source(one: Column) -> Column:
-        text = F.coalesce(one["text"], F.try_element_at("pages", one["key"]))
-        return F.struct(one["source"].alias("source"), one["key"].alias("key"), text.alias("text"))
+        return one.withField("text", F.coalesce(one["text"], F.try_element_at("pages", one["key"])))
 
     def sentence(one: Column) -> Column:
-        sources = F.transform(one["sources"], source)
-        return F.struct(one["number"].alias("number"), one["text"].alias("text"), sources.alias("sources"))
+        return one.withField("sources", F.transform(one["sources"], source))
 
     joined = cited.join(by_sample, on="sample_id", how="left")
     return joined.select("sample_id", F.transform("sentences", sentence).alias("sentences"))
@@ -186,24 +178,15 @@ def _to_judge(cited: DataFrame) -> DataFrame:
 def _conclude(samples: DataFrame, judged: DataFrame, score: str) -> DataFrame:
     """Return the columns of `CONCLUDED`, and waiting: true if a sentence was not requested. A row per sample."""
     reference = samples.select("sample_id", *base.optional_columns(samples, ("reference_sources",)))
-    conclude = partial(citation_measures.conclude_batches, score=score)
     rows = judged.join(reference, on="sample_id", how="inner")
-    return base.conclude(rows, conclude, citation_measures.CONCLUDED)
-
-
-def supported_texts(judged: DataFrame) -> DataFrame:
-    """Return the columns of `SUPPORTED`, and waiting. judged: the result of `judge_sentences`."""
-    return base.conclude(judged, citation_measures.support_batches, citation_measures.SUPPORTED)
+    return base.conclude(rows, citation_measures.conclude_batches, score=score)
 
 
 def _without_texts(sentence: Column) -> Column:
     sources = F.transform(
-        sentence["sources"],
-        lambda one: F.struct(
-            one["source"].alias("source"), one["key"].alias("key"), one["text"].isNotNull().alias("has_text")
-        ),
+        sentence["sources"], lambda one: one.withField("has_text", one["text"].isNotNull()).dropFields("text")
     )
-    return F.struct(sentence["number"].alias("number"), sentence["text"].alias("text"), sources.alias("sources"))
+    return sentence.withField("sources", sources)
 
 
 def _with_status(samples: DataFrame, concluded: DataFrame) -> DataFrame:

@@ -11,13 +11,12 @@ from uuid import uuid4
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
-from untold.graph.condensation import condense_batches
+from untold.graph.condensation import CONDENSED, condense_batches
 from untold.graph.distributed import Components, Condensation, CondensationError
 from untold.graph.distributed import Condensed as Condensed
 from untold.jobs.run.folders import Workspace
-from untold.jobs.run.session import graphframes_jar, is_connect, nullable
+from untold.jobs.run.session import graphframes_jar, is_connect
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
 from untold.udfs.storage import StoragePath
@@ -97,7 +96,10 @@ class GraphFramesComponents:
             sign = next((sign for sign in MISMATCH if sign in str(error)), None)
             if sign is None:
                 raise
-            raise GraphFramesError(_describe_mismatch(self.spark, sign)) from error
+            raise GraphFramesError(
+                f"the GraphFrames jar does not match Spark {self.spark.version} and graphframes-py "
+                f"{version('graphframes-py')} ({sign}); {_remedy()}"
+            ) from error
         finally:
             context.setLocalProperty(CALL_SITE, before)  # type: ignore[arg-type]
         return self._found
@@ -114,17 +116,21 @@ def _require_jar(spark: SparkSession, settings: Settings) -> None:
 
     This uses the loader of the driver's thread, because the system loader of the JVM ignores `spark.jars.packages`.
     """
+    own = settings.graph
+    needed = f"GraphFrames is needed (graph.method {own.method}, graph.max_edges_in_task {own.max_edges_in_task})"
     if is_connect(spark):
         raise GraphFramesError(
-            f"GraphFrames is needed (graph.method {settings.graph.method}, graph.max_edges_in_task "
-            f"{settings.graph.max_edges_in_task}) and does not work over Spark Connect; set graph.method local, "
-            "or give untold.Session a session that is not remote"
+            f"{needed} and does not work over Spark Connect; set graph.method local, or give untold.Session a session "
+            "that is not remote"
         )
     try:
         loader = spark.sparkContext._jvm.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
         loader.loadClass(ENTRY_CLASS)
     except Py4JError as error:
-        raise GraphFramesError(_describe_missing(settings)) from error
+        jar = graphframes_jar(settings)
+        is_lost = jar and (path := StoragePath(jar).local) and not os.path.isfile(path)
+        lost = f" ({jar} is not a file)" if is_lost else ""
+        raise GraphFramesError(f"{needed} and its jar is not on Spark's class path{lost}; {_remedy()}") from error
 
 
 def _remedy() -> str:
@@ -132,24 +138,6 @@ def _remedy() -> str:
     return (
         f"give {COORDINATE} by the setting spark.conf.spark.jars.packages={COORDINATE}, "
         "or name its downloaded jar by graph.jar or UNTOLD_GRAPHFRAMES_JAR"
-    )
-
-
-def _describe_missing(settings: Settings) -> str:
-    """Return the message for a missing jar, with the reason that GraphFrames is necessary."""
-    jar = graphframes_jar(settings)
-    gone = f" ({jar} is not a file)" if jar and (path := StoragePath(jar).local) and not os.path.isfile(path) else ""
-    return (
-        f"GraphFrames is needed (graph.method {settings.graph.method}, graph.max_edges_in_task "
-        f"{settings.graph.max_edges_in_task}) and its jar is not on Spark's class path{gone}; {_remedy()}"
-    )
-
-
-def _describe_mismatch(spark: SparkSession, sign: str) -> str:
-    """Return the message for a jar of another Spark or another graphframes-py, with both versions."""
-    return (
-        f"the GraphFrames jar does not match Spark {spark.version} and graphframes-py {version('graphframes-py')} "
-        f"({sign}); {_remedy()}"
     )
 
 
@@ -189,8 +177,10 @@ class Condenser:
             nodes = steps.keep(nodes, "nodes")
             apart = [frame.join(large, on="graph", how="left_semi") for frame in (nodes, edges)]
             rest = [frame.join(large, on="graph", how="left_anti") for frame in (nodes, edges)]
-            whole = _union(self._condense_large(steps, *apart), _condense_local(steps, *rest))
-            return Condensed(kept.keep(whole.classes, "classes"), kept.keep(whole.counts, "counts"))
+            # They have no common graph
+            one, other = self._condense_large(steps, *apart), _condense_local(steps, *rest)
+            classes, counts = one.classes.unionByName(other.classes), one.counts.unionByName(other.counts)
+            return Condensed(kept.keep(classes, "classes"), kept.keep(counts, "counts"))
         finally:
             steps.remove()
 
@@ -220,15 +210,10 @@ def _condense_local(steps: Workspace, nodes: DataFrame, edges: DataFrame) -> Con
 
     Spark groups the rows, and `mapInArrow` computes. 20,000 groups took 0.8 s, and 5.6 s with `applyInArrow` per group.
     """
-    schema = _condensed_schema(nodes.schema["node"].dataType)
+    schema = CONDENSED.format(nodes.schema["node"].dataType.simpleString())
     condensed = steps.keep(_group(nodes, edges).mapInArrow(condense_batches, schema), "condensed")
     rows = condensed.select("graph", F.explode("classes").alias("class"))
     return Condensed(rows.select("graph", "class.*"), condensed.select("graph", "covered", "uncovered", "low", "high"))
-
-
-def _union(first: Condensed, second: Condensed) -> Condensed:
-    """Return the rows of both. They have no common graph."""
-    return Condensed(first.classes.unionByName(second.classes), first.counts.unionByName(second.counts))
 
 
 def _group(nodes: DataFrame, edges: DataFrame) -> DataFrame:
@@ -240,16 +225,3 @@ def _group(nodes: DataFrame, edges: DataFrame) -> DataFrame:
     grouped_edges = edges.groupBy("graph").agg(pairs.alias("edges"))
     # A left join, because a graph without edges has statements too
     return grouped_nodes.join(grouped_edges, on="graph", how="left").select("graph", "nodes", "edges")
-
-
-def _condensed_schema(node: T.DataType) -> T.StructType:
-    """Return the schema of `condense_batches`: graph, classes array<struct>, covered, uncovered long, low, high double.
-
-    node: the type of the nodes, long for graphs of samples and string for the graphs of `untold condense`.
-    """
-    member = T.StructType().add("node", nullable(node)).add("statement", nullable(node))
-    for name in ("representative", "covered", "in_basis"):
-        member = member.add(name, T.BooleanType())
-    schema = T.StructType().add("graph", T.StringType()).add("classes", T.ArrayType(member))
-    schema = schema.add("covered", T.LongType()).add("uncovered", T.LongType())
-    return schema.add("low", T.DoubleType()).add("high", T.DoubleType())

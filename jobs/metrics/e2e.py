@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.inference.stage.requests import has_failed, is_unasked
-from untold.jobs.metrics import summaries
-from untold.jobs.metrics.base import (
-    Assumptions,
-    Bounds,
-    Metric,
-    StageCalls,
-    Tables,
-    Tools,
-    is_blank,
-    score_columns,
-    with_status,
-)
-from untold.jobs.metrics.graphs import MEASURES, conflict_measures, conflict_rows
-from untold.jobs.metrics.graphs import SIDES as SIDES_OF
+from untold.jobs.metrics import base, summaries
+from untold.jobs.metrics.graphs import MEASURES, SIDES, conflict_measures, conflict_rows
+from untold.jobs.metrics.grounded_claims import claim_id
 from untold.jobs.metrics.judging import NumberedList
 from untold.jobs.metrics.panel import COVERED, vote_rows
 from untold.jobs.metrics.settings import E2eSettings
-from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings, SettingsError
 from untold.udfs.facts.importance_measures import Weighting
-from untold.udfs.facts.nodes import SIDES, find_sides
+from untold.udfs.facts.nodes import find_sides
 
 NAME = "e2e"
 STAGE = "evaluate_coverage"
@@ -49,10 +37,10 @@ def judged_stages(settings: Settings) -> tuple[str, ...]:
     return (COVER,)
 
 
-def assume(settings: Settings) -> Assumptions:
+def assume(settings: Settings) -> base.Assumptions:
     """Assume a judgement without statements, or one statement for a panel, and a conflict with two other sides."""
     numbers = F.array(F.lit(1))
-    side = {name: F.struct(F.lit(name).alias("text"), numbers.alias("sources")) for name in SIDES_OF}
+    side = {name: F.struct(F.lit(name).alias("text"), numbers.alias("sources")) for name in SIDES}
     conflict = F.struct(*(value.alias(name) for name, value in side.items()))
     statement = F.struct(F.col("query").alias("text"), F.lit(False).alias("covered"), numbers.alias("sources"))
     judgement = {
@@ -60,21 +48,16 @@ def assume(settings: Settings) -> Assumptions:
         LIST: {"conflicts": F.array(conflict), "dropped": F.lit(0)},
         COVER: _COVERING.assumed(label=False),
     }
-    return Assumptions(
-        settings,
-        {**summaries.assumed_summaries(), **judgement},
-        frozenset({COVER}),
-        expected=lambda figures: {**summaries.expected_summaries(figures), **judgement},
-    )
+    return summaries.assume_texts(settings, {}, judgement, {COVER})
 
 
-def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
+def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tables:
     """Return the tables of valid samples (columns of the table `samples`). Dejl et al. 2025; methods, section 4.
 
     A sample is judged in one request after its contexts are summarised. A sample with a failed summary has no request,
     because the statements would not come from all its contexts.
     """
-    calls = StageCalls(NAME, tools)
+    calls = base.StageCalls(NAME, tools)
     prepared = summaries.gather_contexts(calls.record(summaries.STAGE, tools.contexts()))
     judged = calls.ask(STAGE, rows_to_judge(samples, prepared), carry=("sample_id", "context_ids"))
     statements = read_statements(judged)
@@ -89,7 +72,7 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
 
 
 def _judge_statements(
-    samples: DataFrame, statements: DataFrame, tools: Tools, settings: Settings
+    samples: DataFrame, statements: DataFrame, tools: base.Tools, settings: Settings
 ) -> tuple[DataFrame, DataFrame]:
     """Return the statements with the verdicts of a panel, and the verdicts: sample_id, number, covered and votes.
 
@@ -98,12 +81,13 @@ def _judge_statements(
     """
     number = F.element_at(F.split("statement_id", ":"), -1).cast("int").alias("number")
     listed = F.array_sort(F.collect_list(F.struct(number, "text"))).alias("listed")
-    stated = samples.where(~is_blank("response")).select("sample_id", "response")
+    stated = samples.where(~base.is_blank("response")).select("sample_id", "response")
     rows = stated.join(statements.groupBy("sample_id").agg(listed), on="sample_id", how="inner")
     listing = tools.keep(rows, "listed-statements")
     verdicts = _COVERING.judge(tools, settings, COVERED, listing, "sample_id")
     found = verdicts.select(
-        statement_id("number").alias("statement_id"), F.struct("covered", is_unasked().alias("waiting")).alias("found")
+        claim_id(NAME, "number").alias("statement_id"),
+        F.struct("covered", is_unasked().alias("waiting")).alias("found"),
     )
     joined = statements.join(found, on="statement_id", how="left")
     covered = F.when(F.col("found").isNull(), F.lit(False)).otherwise(F.col("found.covered"))
@@ -112,7 +96,7 @@ def _judge_statements(
 
 
 def _find_conflicts(
-    samples: DataFrame, prepared: DataFrame, judged: DataFrame, scores: DataFrame, calls: StageCalls
+    samples: DataFrame, prepared: DataFrame, judged: DataFrame, scores: DataFrame, calls: base.StageCalls
 ) -> dict[str, DataFrame]:
     """Return the tables conflicts and measures, and scores that count dropped pairs.
 
@@ -126,25 +110,20 @@ def _find_conflicts(
     known = judged.where(F.col("error_type").isNull()).select("sample_id", "statements")
     both = listed.where(F.col("error_type").isNull()).join(known, on="sample_id", how="inner")
     columns = ("sample_id", "context_ids", "conflicts", "statements")
-    sides = calls.tools.keep(both.select(*columns).mapInArrow(find_sides, spark_schema(SIDES)), "sides")
+    sides = calls.tools.keep(base.map_rows(both.select(*columns), find_sides), "sides")
     left = sides.where(F.col("place").isNull()).groupBy("sample_id").agg(F.collect_set("text").alias("all"))
     statements = F.array_sort("all").alias("statements")
-    responses = samples.select("sample_id", "response", is_blank("response").alias("blank"))
+    responses = samples.select("sample_id", "response", base.is_blank("response").alias("blank"))
     told = left.join(responses, on="sample_id", how="inner").where(~F.col("blank"))
     to_cover = told.select("sample_id", statements.alias("asked"), "response", statements)
     covered = calls.ask(COVER, to_cover, carry=("sample_id", "asked"))
     answered = covered.where(F.col("error_type").isNull())
-    pairs = answered.select("sample_id", F.explode(F.arrays_zip("asked", "covered")).alias("one"))
-    found = pairs.select("sample_id", F.col("one.asked").alias("text"), F.col("one.covered").alias("told"))
+    pairs = answered.select("sample_id", F.inline(F.arrays_zip("asked", "covered")))
+    found = pairs.withColumnsRenamed({"asked": "text", "covered": "told"})
     answers = sides.join(found, on=["sample_id", "text"], how="left").join(responses, on="sample_id", how="left")
-    stated = answers.select(
-        "sample_id",
-        "statement",
-        F.when(F.col("place").isNotNull(), statement_id("place")).alias("statement_id"),
-        "text",
-        "sources",
-        F.coalesce("covered", "told", F.when(F.col("blank"), F.lit(False))).alias("covered"),
-    )
+    known_id = F.when(F.col("place").isNotNull(), claim_id(NAME, "place"))
+    is_covered = F.coalesce("covered", "told", F.when(F.col("blank"), F.lit(False)))
+    stated = answers.withColumns({"statement_id": known_id, "covered": is_covered})
     firsts = sides.where(F.col("statement") % 2 == 0).select("sample_id", F.col("statement").alias("first"))
     conflicts = conflict_rows(NAME, firsts.withColumn("second", F.col("first") + 1), stated)
     return {
@@ -193,23 +172,13 @@ def read_statements(judged: DataFrame) -> DataFrame:
     the lists; in_basis and members are null, since there is no graph (docs/contract.md, "Tables").
     """
     exploded = judged.select("sample_id", "context_ids", F.posexplode("statements").alias("position", "statement"))
-    sources = F.transform("statement.sources", lambda number: F.get("context_ids", number - 1))
-    return exploded.select(
-        "sample_id",
-        F.lit(NAME).alias("metric"),
-        statement_id(F.col("position") + 1).alias("statement_id"),
-        F.col("statement.text").alias("text"),
-        F.col("statement.covered").alias("covered"),
-        F.lit(None).cast("boolean").alias("in_basis"),
-        sources.alias("sources"),
-        F.lit(None).cast("array<string>").alias("members"),
+    rows = exploded.select(
+        "sample_id", "context_ids", "position", "statement.text", "statement.covered", "statement.sources"
     )
-
-
-def statement_id(number: str | Column) -> Column:
-    """`<sample_id>:e2e:<n>`."""
-    place = F.col(number) if isinstance(number, str) else number
-    return F.concat_ws(":", "sample_id", F.lit(NAME), place.cast("string"))
+    sources = F.transform("sources", lambda number: F.get("context_ids", number - 1))
+    return base.contract_rows(
+        "statements", NAME, rows, statement_id=claim_id(NAME, F.col("position") + 1), sources=sources
+    )
 
 
 def _score_samples(samples: DataFrame, prepared: DataFrame, judged: DataFrame, statements: DataFrame) -> DataFrame:
@@ -228,7 +197,7 @@ def _score_samples(samples: DataFrame, prepared: DataFrame, judged: DataFrame, s
     )
     flags = has_failed().alias("lost"), is_unasked().alias("waiting")
     total = F.coalesce(F.col("covered") + F.col("uncovered") + F.col("unjudged"), F.lit(0))
-    joined = with_status(
+    joined = base.with_status(
         samples,
         prepared.select("sample_id", "lost", "waiting"),
         judged.select("sample_id", "dropped", *flags),
@@ -241,15 +210,15 @@ def _score_samples(samples: DataFrame, prepared: DataFrame, judged: DataFrame, s
         ends = {"low": F.try_divide(low, total), "high": F.try_divide(high, total)}
     else:
         ends = dict.fromkeys(("unjudged", "low", "high"), nothing)
-    return joined.withColumns(ends).select(*score_columns(NAME, F.col("dropped")))
+    return joined.withColumns(ends).select(*base.score_columns(NAME, F.col("dropped")))
 
 
-def unknown_bounds(settings: Settings) -> Bounds:
+def unknown_bounds(settings: Settings) -> base.Bounds:
     """Return the measures of conflicts, if they are listed."""
     return MEASURES if settings.e2e.conflicts else {}
 
 
-METRIC = Metric(
+METRIC = base.Metric(
     name=NAME,
     stages=stages,
     score=score,

@@ -15,14 +15,14 @@ from pyspark.sql import functions as F
 from untold.graph.distributed import Condensed
 from untold.graph.views import CONTRADICTIONS, COVERAGE, NUMBER, ONE_SIDED
 from untold.jobs.inference.stage.requests import is_unasked
-from untold.jobs.metrics.base import Bounds, StageCalls, Tables, measure_rows, score_columns, with_status
+from untold.jobs.metrics import base
 from untold.jobs.metrics.settings import NliSettings, QaSettings
-from untold.jobs.metrics.summaries import MARK, is_ready
+from untold.jobs.metrics.summaries import is_ready
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.importance_measures import Weighting
 from untold.udfs.facts.nodes import ANSWER_FORM
 
-MEASURES: Bounds = {NUMBER: (None, None), COVERAGE: (0.0, 1.0), ONE_SIDED: (0.0, 1.0)}
+MEASURES: base.Bounds = {NUMBER: (None, None), COVERAGE: (0.0, 1.0), ONE_SIDED: (0.0, 1.0)}
 SIDES = ("first", "second")
 
 
@@ -56,8 +56,7 @@ def conflict_rows(metric: str, pairs: DataFrame, statements: DataFrame) -> DataF
         .when(F.col("second_covered"), "second")
         .otherwise("neither")
     )
-    columns = ("first_id", "second_id", "first", "second", "first_sources", "second_sources")
-    return both.select("sample_id", F.lit(metric).alias("metric"), *columns, coverage.alias("coverage"))
+    return base.contract_rows("conflicts", metric, both, coverage=coverage)
 
 
 def _with_side(pairs: DataFrame, side: str, statements: DataFrame) -> DataFrame:
@@ -87,17 +86,12 @@ def conflict_measures(metric: str, scores: DataFrame, conflicts: DataFrame) -> D
     )
     rows = scores.select("sample_id", "status").join(counts, on="sample_id", how="left")
     number, null = F.coalesce(NUMBER, F.lit(0)).cast("double"), F.lit(None).cast("double")
-    measures = [_measure(NUMBER, number, null, null)]
+    measures: dict[str, tuple[Column, Column, Column]] = {NUMBER: (number, null, null)}
     for name in (COVERAGE, ONE_SIDED):
         share = F.try_divide(F.col(name), F.col("judged"))
-        ends = (F.when(F.col("status") == "partial", F.lit(end)).otherwise(share) for end in MEASURES[name])
-        measures.append(_measure(name, share, *ends))
-    return measure_rows(rows.withColumn("measures", F.array(*measures)), metric, MEASURES)
-
-
-def _measure(name: str, value: Column, low: Column, high: Column) -> Column:
-    columns = {"value": value, "value_low": low, "value_high": high}
-    return F.struct(F.lit(name).alias("measure"), *(value.alias(column) for column, value in columns.items()))
+        low, high = (F.when(F.col("status") == "partial", F.lit(end)).otherwise(share) for end in MEASURES[name])
+        measures[name] = (share, low, high)
+    return base.measure_rows(rows.withColumn("measures", base.measure_structs(measures)), metric, MEASURES)
 
 
 def passages(samples: DataFrame, prepared: DataFrame) -> DataFrame:
@@ -127,9 +121,6 @@ def passages(samples: DataFrame, prepared: DataFrame) -> DataFrame:
 
 # The k of recall@k over statements by relevance
 KS = (5, 10, 20, 50)
-# The length of an atom or answer in a plan, in characters. Few are longer. With whole texts, the tokens of a plan would
-# grow with the square of the length
-LONGEST_ATOM = 300
 GRAPH_TABLES = ("atoms", "relations", "statements", "conflicts", "scores", "measures", "failures")
 
 
@@ -149,20 +140,6 @@ class PairJudgements:
 def weighting(settings: Settings, own: NliSettings | QaSettings) -> Weighting:
     """Return the weights of the statements of a metric. A missing relation may change any statement."""
     return Weighting(settings.sources.weights, KS if own.weighted else (), whole_range=True)
-
-
-def different_texts(words: int, of: str = "text") -> Column:
-    """Return the parts of a text for a plan: the beginning of the text, once for `words` words of it.
-
-    The column `of` has the texts. `words` is the fewest words of a part, so the number of parts is an upper bound.
-    Each part contains its number between marks, which makes all nodes and all requests for pairs different.
-    """
-    count = F.ceil(F.size(F.split(F.trim(of), r"\s+")) / words).cast("int")
-    text = F.substring(of, 1, LONGEST_ATOM)
-    return F.transform(
-        F.sequence(F.lit(1), count),
-        lambda number: F.concat(F.lit(MARK), number.cast("string"), F.lit(MARK), text),
-    )
 
 
 def in_order(*columns: str) -> Column:
@@ -232,52 +209,27 @@ def _stated() -> Column:
 
 def _atom_rows(metric: str, members: DataFrame) -> DataFrame:
     """Return the table `atoms` (docs/contract.md, "Tables"). Filtered atoms have `kept` false and no statement_id."""
-    return members.select(
-        "sample_id",
-        F.lit(metric).alias("metric"),
-        "atom_id",
-        "text",
-        "question",
-        "origin",
-        _context_ids("sources").alias("sources"),
-        "unit_type",
-        "rating",
-        "kept",
-        _statement_id(metric).alias("statement_id"),
-    )
+    named = {"sources": _context_ids("sources"), "statement_id": _statement_id(metric)}
+    return base.contract_rows("atoms", metric, members, **named)
 
 
 def _statements(metric: str, members: DataFrame) -> DataFrame:
-    """Return the table `statements` with their numbers: the classes of atoms with a context atom.
+    """Return the rows of the table `statements` with their numbers: the classes of atoms with a context atom.
 
     All rows of a class have the same `covered` and `in_basis`. The text is the text of the representative, and
     `members` are all texts in the order of their nodes.
     """
     shown = members.where(F.col("statement").isNotNull()).withColumn("stated", _stated())
-    return (
-        shown.groupBy("sample_id", "statement")
-        .agg(
-            # One member of a class is its representative; max passes over the nulls of the others
-            F.max(F.when(F.col("representative"), F.col("stated"))).alias("text"),
-            F.max("covered").alias("covered"),
-            F.max("in_basis").alias("in_basis"),
-            F.max("relevance").alias("relevance"),
-            F.flatten(F.collect_list("sources")).alias("sources"),
-            F.array_sort(F.collect_list(F.struct("node", "stated"))).alias("members"),
-        )
-        .select(
-            "sample_id",
-            "statement",
-            F.lit(metric).alias("metric"),
-            _statement_id(metric).alias("statement_id"),
-            "text",
-            "covered",
-            "in_basis",
-            _context_ids("sources").alias("sources"),
-            F.array_distinct(F.transform("members", lambda member: member["stated"])).alias("members"),
-            "relevance",
-        )
+    found = shown.groupBy("sample_id", "statement").agg(
+        # One member of a class is its representative; max passes over the nulls of the others
+        F.max(F.when(F.col("representative"), F.col("stated"))).alias("text"),
+        *(F.max(name).alias(name) for name in ("covered", "in_basis", "relevance")),
+        F.flatten(F.collect_list("sources")).alias("sources"),
+        F.array_sort(F.collect_list(F.struct("node", "stated"))).alias("members"),
     )
+    texts = F.array_distinct(F.transform("members", lambda member: member["stated"]))
+    named = {"statement_id": _statement_id(metric), "sources": _context_ids("sources"), "members": texts}
+    return found.withColumns(named)
 
 
 def _relation_rows(metric: str, atoms: DataFrame, relations: DataFrame) -> DataFrame:
@@ -286,14 +238,11 @@ def _relation_rows(metric: str, atoms: DataFrame, relations: DataFrame) -> DataF
     `SAMPLE_NODES` begins with the nodes of the graph in their order, so the number of a node is its index.
     """
     ids = atoms.select("sample_id", F.transform("atoms", lambda atom: atom["atom_id"]).alias("ids"))
-    return relations.join(ids, on="sample_id", how="inner").select(
-        "sample_id",
-        F.lit(metric).alias("metric"),
-        F.get("ids", F.col("source").cast("int")).alias("premise_id"),
-        F.get("ids", F.col("target").cast("int")).alias("hypothesis_id"),
-        "relation",
-        "judged_by",
-    )
+    named = {
+        column: F.get("ids", F.col(end).cast("int"))
+        for column, end in (("premise_id", "source"), ("hypothesis_id", "target"))
+    }
+    return base.contract_rows("relations", metric, relations.join(ids, on="sample_id", how="inner"), **named)
 
 
 def _score_rows(metric: str, samples: DataFrame, found: PairJudgements) -> DataFrame:
@@ -308,7 +257,7 @@ def _score_rows(metric: str, samples: DataFrame, found: PairJudgements) -> DataF
     left_out = found.left_out.select("sample_id", "left_out")
     counts = found.condensed.counts.withColumnRenamed("graph", "sample_id")
     unjudged = F.coalesce("left_out", F.lit(0)) + F.coalesce("failed", F.lit(0))
-    with_counts = with_status(
+    with_counts = base.with_status(
         samples,
         found.incomplete,
         left_out,
@@ -317,10 +266,10 @@ def _score_rows(metric: str, samples: DataFrame, found: PairJudgements) -> DataF
         empty=F.col("left_out").isNull(),
         partial=unjudged > 0,
     )
-    return with_counts.withColumn("unjudged", unjudged).select(*score_columns(metric))
+    return with_counts.withColumn("unjudged", unjudged).select(*base.score_columns(metric))
 
 
-def conclude_graphs(calls: StageCalls, samples: DataFrame, found: PairJudgements) -> Tables:
+def conclude_graphs(calls: base.StageCalls, samples: DataFrame, found: PairJudgements) -> base.Tables:
     """Return the tables `GRAPH_TABLES` of a metric from its condensed graphs.
 
     Two tables read `members`, so they are kept.
@@ -330,7 +279,7 @@ def conclude_graphs(calls: StageCalls, samples: DataFrame, found: PairJudgements
     statements, scores = _statements(metric, members), _score_rows(metric, samples, found)
     conflicts = conflict_rows(metric, contradicting_statements(found.relations, members), statements)
     return {
-        "statements": statements.drop("statement"),
+        "statements": base.contract_rows("statements", metric, statements),
         "conflicts": conflicts,
         "scores": scores,
         "measures": conflict_measures(metric, scores, conflicts),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -17,13 +17,12 @@ from pyspark.sql import functions as F
 from untold.jobs.inference.stage.call_settings import RELATION
 from untold.jobs.inference.stage.requests import OUTCOME, has_failed, is_unasked, outcomes
 from untold.jobs.metrics import judging
-from untold.jobs.metrics.base import Tools
+from untold.jobs.metrics.base import Tools, contract_rows, map_rows, shared_failures
 from untold.jobs.metrics.panel import RELATIONS, ask_judges, vote_rows, votes_in
 from untold.jobs.retrieval.sources import query_key
-from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.errors import UserError
-from untold.udfs.facts.claim_verdicts import VERDICTS, judge_claims, waves_of
+from untold.udfs.facts.claim_verdicts import judge_claims, waves_of
 
 ENTAILMENT = "entailment"
 
@@ -136,23 +135,11 @@ def judge_lists(pairs: DataFrame, tools: Tools, settings: Settings, size: int) -
     pairs: the columns of `JUDGED`, premise and hypothesis.
     """
     of_claim = ("claim_key", "document_id", "rank", "similarity")
-
-    def ask(own: Tools, again: DataFrame | None, size: int) -> DataFrame:
-        left = pairs if again is None else pairs.join(again, on=[*CLAIM, "chunk_id"], how="left_semi")
-        claim = F.struct(F.col("hypothesis").alias("text"), *of_claim)
-        lists = judging.cut_in_lists(left, ("owner", "chunk_id", "premise"), claim, size)
-        claims = F.transform("items", lambda one: one.dropFields("text")).alias("claims")
-        shown = lists.select("owner", "chunk_id", claims, "premise", judging.texts_of_items().alias("hypotheses"))
-        found = own.ask(judging.CLASSIFY_LISTS, shown, carry=("owner", "chunk_id", "claims"))
-        columns = ("request_id", "relation", "error_type", "error", "listed")
-        return judging.listed_pairs(found, "claims", "claim").select("owner", "chunk_id", "claim.*", *columns)
-
+    lists = judging.gather_items(pairs, ("owner", "chunk_id", "premise"), F.col("hypothesis"), *of_claim)
+    stage = judging.NumberedList(judging.CLASSIFY_LISTS, size, {"hypotheses": "text"}, {"relations": "relation"})
+    judged = stage.judge(tools, settings, RELATIONS, lists, "owner", "chunk_id").select("*", "number.*")
     grounds = (F.col("relation") == ENTAILMENT).alias("grounded")
     unknown = F.lit(None).cast("double").alias("probability")
-    of_judge = partial(judging.ask_in_lists, size=size)
-    judged = ask_judges(
-        lambda own: of_judge(partial(ask, own)).drop("listed"), tools, settings, JUDGED, "relation", RELATIONS
-    )
     return judged.select(*JUDGED, "relation", unknown, grounds, *OUTCOME, *votes_in(judged))
 
 
@@ -163,7 +150,7 @@ def _verdicts(hits: DataFrame, pairs: DataFrame) -> DataFrame:
     one = F.struct("rank", "chunk_id", "document_id", "relation", "grounded", is_unasked().alias("waiting"))
     judged = pairs.groupBy(*CLAIM).agg(F.collect_list(one).alias("judged"))
     both = looked_up.join(judged, on=list(CLAIM), how="left")
-    return both.mapInArrow(judge_claims, spark_schema(VERDICTS))
+    return map_rows(both, judge_claims)
 
 
 def claim_id(metric: str, position: str | Column = "position") -> Column:
@@ -172,26 +159,15 @@ def claim_id(metric: str, position: str | Column = "position") -> Column:
     return F.concat_ws(":", "sample_id", F.lit(metric), place.cast("string"))
 
 
-def covered_statements(known: DataFrame, metric: str, *more: str) -> DataFrame:
+def covered_statements(known: DataFrame, metric: str) -> DataFrame:
     """Return the table `statements` of aspects or references, each with the claims that cover it.
 
-    known: sample_id, statements array<struct<number, text, covered, reference_id, claims array<position>, ...>>. more:
-    further columns of the statements.
+    known: sample_id, statements array<struct<number, text, covered, claims array<position>, ...>>, with further columns
+    of the table.
     """
-    texts = F.lit(None).cast("array<string>")
-    return known.select("sample_id", F.inline("statements")).select(
-        "sample_id",
-        F.lit(metric).alias("metric"),
-        claim_id(metric, "number").alias("statement_id"),
-        "text",
-        "covered",
-        F.lit(None).cast("boolean").alias("in_basis"),
-        texts.alias("sources"),
-        texts.alias("members"),
-        "reference_id",
-        F.transform("claims", lambda position: claim_id(metric, position)).alias("claims"),
-        *more,
-    )
+    rows = known.select("sample_id", F.inline("statements"))
+    claims = F.transform("claims", lambda position: claim_id(metric, position))
+    return contract_rows("statements", metric, rows, statement_id=claim_id(metric, "number"), claims=claims)
 
 
 def claim_rows(metric: str, claims: DataFrame, judged: DataFrame) -> DataFrame:
@@ -201,16 +177,8 @@ def claim_rows(metric: str, claims: DataFrame, judged: DataFrame) -> DataFrame:
     """
     found = judged.select("sample_id", "position", "verdict", "evidence")
     joined = claims.join(found, on=["sample_id", "position"], how="left")
-    return joined.select(
-        "sample_id",
-        F.lit(metric).alias("metric"),
-        claim_id(metric).alias("claim_id"),
-        "position",
-        "text",
-        F.lit(None).cast("string").alias("anchor"),
-        "verdict",
-        F.coalesce("evidence", F.array().cast("array<string>")).alias("evidence"),
-    )
+    evidence = F.coalesce("evidence", F.array().cast("array<string>"))
+    return contract_rows("claims", metric, joined, claim_id=claim_id(metric), evidence=evidence)
 
 
 def pair_votes(metric: str, stage: str, found: GroundedClaims) -> dict[str, DataFrame]:
@@ -222,16 +190,8 @@ def pair_votes(metric: str, stage: str, found: GroundedClaims) -> dict[str, Data
 def evidence_rows(metric: str, found: GroundedClaims) -> DataFrame:
     """Return the table `evidence`: each pair, for every sample with the claim."""
     stated = found.claims.select("sample_id", "position", *CLAIM)
-    return stated.join(found.pairs, on=list(CLAIM), how="inner").select(
-        "sample_id",
-        F.lit(metric).alias("metric"),
-        claim_id(metric).alias("claim_id"),
-        "chunk_id",
-        "rank",
-        "similarity",
-        "relation",
-        "probability",
-    )
+    rows = stated.join(found.pairs, on=list(CLAIM), how="inner")
+    return contract_rows("evidence", metric, rows, claim_id=claim_id(metric))
 
 
 def chunk_rows(hits: DataFrame) -> DataFrame:
@@ -242,10 +202,11 @@ def chunk_rows(hits: DataFrame) -> DataFrame:
 
 def claim_failures(metric: str, stage: str, found: GroundedClaims) -> DataFrame:
     """Return the rows of `failures` of searches and of judging (`stage`), for every sample with the claim."""
-    columns = ("stage", "request_id", "error_type", "error")
-    lookups = found.hits.where(has_failed()).select(*CLAIM, *columns)
-    pairs = outcomes(found.pairs, *CLAIM).where(has_failed()).select(*CLAIM, F.lit(stage).alias("stage"), *OUTCOME)
-    lost = lookups.unionByName(pairs)
-    stated = found.claims.select("sample_id", *CLAIM)
-    rows = stated.join(lost, on=list(CLAIM), how="inner")
-    return rows.select("sample_id", F.lit(metric).alias("metric"), *columns).distinct()
+    lookups = found.hits.where(has_failed()).select(*CLAIM, "stage", *OUTCOME)
+    lost = lookups.unionByName(lost_claims(found.pairs, stage))
+    return shared_failures(metric, found.claims, lost, *CLAIM)
+
+
+def lost_claims(asked: DataFrame, stage: str) -> DataFrame:
+    """Return owner, claim_key, stage, `OUTCOME` of the failed requests of claims."""
+    return outcomes(asked, *CLAIM).where(has_failed()).select(*CLAIM, F.lit(stage).alias("stage"), *OUTCOME)

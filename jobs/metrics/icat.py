@@ -6,36 +6,26 @@ weighted harmonic mean of both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
-
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.inference.stage.call_settings import RELATION
 from untold.jobs.metrics import base, grounded_claims
-from untold.jobs.metrics.graphs import LONGEST_ATOM, different_texts
 from untold.jobs.metrics.judging import CLASSIFY_LISTS
 from untold.jobs.metrics.settings import IcatSettings
-from untold.jobs.metrics.summaries import MARK, StageFigures, expected_texts, numbers
+from untold.jobs.metrics.summaries import Extraction, assume_texts
 from untold.jobs.metrics.views import ClaimView
-from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings, SettingsError
 from untold.udfs.facts import aspect_coverage
-from untold.udfs.facts.claim_verdicts import CLAIM_SCHEMA, SUPPORTED, number_claims
+from untold.udfs.facts.claim_verdicts import SUPPORTED, number_claims
 from untold.udfs.storage import absolute
 
 NAME = "icat"
 # In their order. Claims are judged between the last two
 EXTRACT, GENERATE, ALIGN = ("extract_claims", "generate_aspects", "align_claims")
 TABLES = ("statements", "scores", "measures", "claims", "evidence", "chunks", "failures")
-# The bounds of a sample without results. A count has no upper bound
-UNKNOWN: Mapping[str, tuple[float | None, float | None]] = {
-    **dict.fromkeys((aspect_coverage.FACT, aspect_coverage.COVERAGE, aspect_coverage.ICAT), (0.0, 1.0)),
-    aspect_coverage.CLAIMS: (None, None),
-}
-# The fewest words of a claim, for an upper bound of the number of claims
-WORDS_OF_A_CLAIM = 2
+SHARES = (aspect_coverage.FACT, aspect_coverage.COVERAGE, aspect_coverage.ICAT)
+UNKNOWN = base.bounds_of(SHARES, aspect_coverage.CLAIMS)
 
 
 def stages(settings: Settings) -> tuple[str, ...]:
@@ -80,32 +70,15 @@ def assume(settings: Settings) -> base.Assumptions:
 
     With `icat.early_stop`, a run may need fewer relations than the plan counts, so the number is an upper bound.
     """
-    verifier = verifying_stage(settings)
-    aspect = F.substring("query", 1, LONGEST_ATOM)
-    names = F.transform(numbers(F.lit(settings.icat.aspects)), lambda number: F.concat(number, F.lit(MARK), aspect))
-    results = {EXTRACT: {"claims": different_texts(WORDS_OF_A_CLAIM)}, GENERATE: {"aspects": names}}
-    at_once = settings.model_copy(update={NAME: settings.icat.model_copy(update={"early_stop": False})})
-    at_most = frozenset({verifier}) if settings.icat.early_stop else frozenset[str]()
-    return base.Assumptions(at_once, results | _judged(verifier), at_most, partial(_expected, settings))
-
-
-def _judged(verifier: str) -> dict[str, Mapping[str, Column]]:
-    """Return the assumed output of judging and aligning."""
-    return {
+    verifier, own = verifying_stage(settings), settings.icat
+    judged = {
         verifier: {"relation": F.lit(grounded_claims.ENTAILMENT), "probability": F.lit(1.0)},
         CLASSIFY_LISTS: {"relations": F.transform("hypotheses", lambda _: F.lit(grounded_claims.ENTAILMENT))},
         ALIGN: {"evidence": F.array()},
     }
-
-
-def _expected(settings: Settings, figures: StageFigures) -> dict[str, Mapping[str, Column]]:
-    """Return the average number of claims and aspects. All chunks are judged."""
-    found: dict[str, Mapping[str, Column]] = dict(_judged(verifying_stage(settings)))
-    if EXTRACT in figures:
-        found[EXTRACT] = {"claims": expected_texts(figures[EXTRACT], "text")}
-    if GENERATE in figures:
-        found[GENERATE] = {"aspects": expected_texts(figures[GENERATE], "query", most=settings.icat.aspects)}
-    return found
+    extracting = {EXTRACT: Extraction("claims"), GENERATE: Extraction("aspects", "query", most=own.aspects)}
+    at_once = settings.model_copy(update={NAME: own.model_copy(update={"early_stop": False})})
+    return assume_texts(at_once, extracting, judged, {verifier} if own.early_stop else ())
 
 
 def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tables:
@@ -116,13 +89,14 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     """
     own, calls = settings.icat, base.StageCalls(NAME, tools)
     questions = _questions(samples, own.variant)
-    extracted = calls.ask(EXTRACT, _responses(samples))
-    to_generate = calls.complete(_to_generate(questions))
+    # A blank response has no claims and no request, but it has aspects
+    stated = samples.where(~base.is_blank("response"))
+    extracted = calls.ask(EXTRACT, stated.select("sample_id", F.col("response").alias("text")))
+    without_aspects = questions.where(F.coalesce(F.size("given"), F.lit(0)) <= 0)
+    to_generate = calls.complete(without_aspects.select("sample_id", "query"))
     generated = calls.ask(GENERATE, to_generate) if GENERATE in stages(settings) else None
     aspects = tools.keep(_aspects(questions, generated, own.aspects), "aspects")
-    claims = tools.keep(
-        extracted.select("sample_id", "claims").mapInArrow(number_claims, spark_schema(CLAIM_SCHEMA)), "claims"
-    )
+    claims = tools.keep(base.map_rows(extracted.select("sample_id", "claims"), number_claims), "claims")
     size = own.list_size if own.judgement == "lists" else None
     grounded = grounded_claims.ground_claims(
         calls.complete(claims), tools, settings, early_stop=own.early_stop, list_size=size
@@ -144,11 +118,6 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     }
 
 
-def _responses(samples: DataFrame) -> DataFrame:
-    """Return sample_id, text. A blank response has no claims and no request, but it has aspects."""
-    return samples.where(~base.is_blank("response")).select("sample_id", F.col("response").alias("text"))
-
-
 def _questions(samples: DataFrame, variant: str) -> DataFrame:
     """Return sample_id, query, topic, given array<struct<id, text>> (null without given aspects, or in ICAT-A)."""
     has = {name: name in samples.columns for name in ("query_id", "aspects")}
@@ -159,12 +128,6 @@ def _questions(samples: DataFrame, variant: str) -> DataFrame:
     return samples.select("sample_id", "query", topic.alias("topic"), (given if wanted else nothing).alias("given"))
 
 
-def _to_generate(questions: DataFrame) -> DataFrame:
-    """Return sample_id, query: the samples without given aspects."""
-    none = F.coalesce(F.size("given"), F.lit(0)) <= 0
-    return questions.where(none).select("sample_id", "query")
-
-
 def _aspects(questions: DataFrame, generated: DataFrame | None, most: int) -> DataFrame:
     """Return the columns of `ASPECTS`: the aspects of each query, none if they are missing."""
     if generated is None:
@@ -172,7 +135,7 @@ def _aspects(questions: DataFrame, generated: DataFrame | None, most: int) -> Da
     else:
         found = generated.select("sample_id", F.col("aspects").alias("generated"))
         rows = questions.select("sample_id", "given").join(found, on="sample_id", how="left")
-    return rows.mapInArrow(partial(aspect_coverage.choose_aspects, most=most), spark_schema(aspect_coverage.ASPECTS))
+    return base.map_rows(rows, aspect_coverage.choose_aspects, most=most)
 
 
 def _annotated(claims: DataFrame, questions: DataFrame, settings: Settings) -> DataFrame:
@@ -184,7 +147,7 @@ def _annotated(claims: DataFrame, questions: DataFrame, settings: Settings) -> D
         return claims.withColumn("subtopics", F.lit(None).cast("array<string>"))
     path = absolute(str(settings.icat.qrels))
     files = claims.sparkSession.createDataFrame([(path,)], "path string")
-    annotations = files.mapInArrow(aspect_coverage.annotated_documents, spark_schema(aspect_coverage.ANNOTATIONS))
+    annotations = base.map_rows(files, aspect_coverage.annotated_documents)
     by_document = annotations.groupBy("topic", F.col("document").alias("document_id")).agg(
         F.collect_set("subtopic").alias("subtopics")
     )
@@ -231,10 +194,8 @@ def _conclude(gathered: DataFrame, aligned: DataFrame | None, settings: Settings
         rows = rows.withColumn("evidence", F.lit(None).cast("array<array<int>>"))
     else:
         rows = rows.join(aligned.select("sample_id", "evidence"), on="sample_id", how="left")
-    conclude = partial(
-        aspect_coverage.conclude_samples, beta=settings.icat.beta, by_documents=settings.icat.variant == "m"
-    )
-    return base.conclude(rows, conclude, aspect_coverage.CONCLUDED)
+    own = settings.icat
+    return base.conclude(rows, aspect_coverage.conclude_samples, beta=own.beta, by_documents=own.variant == "m")
 
 
 METRIC = base.Metric(
@@ -251,7 +212,7 @@ METRIC = base.Metric(
     reads=("query_id", "aspects"),
     unknown=UNKNOWN,
     supported_share=aspect_coverage.FACT,
-    zeroed=(aspect_coverage.FACT, aspect_coverage.COVERAGE, aspect_coverage.ICAT),
+    zeroed=SHARES,
     digests=digests,
     view=ClaimView,
 )

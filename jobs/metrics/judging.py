@@ -16,15 +16,15 @@ from pyspark.sql import functions as F
 
 from untold.graph.condensation import FIRST_CONTEXTS, OTHER_CONTEXTS, OTHER_RESPONSES, RESPONSE_ENDS, choose_by_wave
 from untold.graph.distributed import Condensed
-from untold.jobs.inference.stage.requests import OUTCOME, Lists, Pairs, has_failed, is_unasked
+from untold.jobs.inference.stage.requests import OUTCOME, Lists, Pairs, Rows, has_failed, is_unasked
 from untold.jobs.inference.store.store import is_transient
-from untold.jobs.metrics.base import Bounds, Tools
+from untold.jobs.metrics.base import Bounds, Tools, contract_rows, measure_structs
 from untold.jobs.metrics.panel import Scale, ask_judges
 from untold.jobs.metrics.settings import NliSettings
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.run_tables import RunTables, connect_tables, quoted
 from untold.jobs.settings.model import Settings
-from untold.jobs.summary.score_counts import Rows, fetch_rows
+from untold.jobs.summary.score_counts import fetch_rows
 from untold.udfs.facts.pairs import AUDIT, FILTERED, IMPLIED, MODEL, Choice, PairFilter, ask_again, ask_all
 from untold.udfs.statistics.intervals import clopper_pearson_interval
 
@@ -77,16 +77,18 @@ class NumberedList:
         first, *others = self.outputs
         return {first: each(F.lit(label)), **dict.fromkeys(others, each(F.lit(None).cast("string")))}
 
-    def ask(self, tools: Tools, rows: DataFrame, *keys: str) -> DataFrame:
+    def ask(self, tools: Tools, rows: DataFrame, *keys: str, requests: Callable[..., Rows] = Rows) -> DataFrame:
         """Return `keys`, number, and the columns of `outputs` and `OUTCOME`: a row per listed item.
 
-        rows: `keys`, listed array<struct<number, ...>>, and the other variables of the stage. An item without a clear
-        label is requested again (`ask_in_lists`), and finally has no label.
+        rows: `keys`, listed array<struct<number, ...>>, and the other variables of the stage. `number` identifies an
+        item of a row, and has any type. An item without a clear label is requested again (`ask_in_lists`), and finally
+        has no label. requests: makes the first requests from rows and the carried columns.
         """
 
         def ask(wanted: DataFrame | None, size: int) -> DataFrame:
-            left = rows if wanted is None else self._again(tools, rows, wanted, keys)
-            return self._ask(tools, left, keys, size)
+            if wanted is None:
+                return self._ask(tools, rows, keys, size, requests)
+            return self._ask(tools, self._again(tools, rows, wanted, keys), keys, size, Rows)
 
         return ask_in_lists(ask, self.size, next(iter(self.outputs.values()))).drop("listed")
 
@@ -95,7 +97,9 @@ class NumberedList:
         label = next(iter(self.outputs.values()))
         return ask_judges(lambda own: self.ask(own, rows, *keys), tools, settings, (*keys, "number"), label, scale)
 
-    def _ask(self, tools: Tools, rows: DataFrame, keys: Sequence[str], size: int) -> DataFrame:
+    def _ask(
+        self, tools: Tools, rows: DataFrame, keys: Sequence[str], size: int, requests: Callable[..., Rows]
+    ) -> DataFrame:
         """Return the results, and `listed`: the size of the list of each."""
         starts = F.filter(F.sequence(F.lit(1), F.size("listed") + 1, F.lit(size)), lambda one: one <= F.size("listed"))
         lists = rows.withColumn("start", F.explode(starts)).withColumn(
@@ -103,7 +107,7 @@ class NumberedList:
         )
         columns = {"numbers": "number", **self.variables}
         named = lists.withColumns({name: F.col(f"listed.{own}") for name, own in columns.items()})
-        answered = tools.ask(self.stage, named.drop("listed", "start"), carry=(*keys, "numbers"))
+        answered = tools.ask(self.stage, requests(named.drop("listed", "start"), (*keys, "numbers")))
         placed = answered.select(
             *keys,
             *self.outputs,
@@ -122,29 +126,13 @@ class NumberedList:
         return tools.keep(joined.withColumn("listed", again).drop("wanted"), "labels-to-ask-again")
 
 
-def listed_pairs(found: DataFrame, items: str, item: str) -> DataFrame:
-    """Return a row per item of the lists: the column `item`, the relation of its place, and listed.
+def gather_items(rows: DataFrame, head: Sequence[str], text: Column, *number: str | Column) -> DataFrame:
+    """Return the columns of `head` and listed array<struct<text, number>> for `NumberedList`, in the order of texts.
 
-    found: a row per list, with `items` and relations in the same order. relations is null for a failed list.
+    The order makes equal sets of texts equal requests. number: the columns of `number`, which identify an item.
     """
-    pairs = found.select("*", F.size(items).alias("listed"), F.posexplode(items).alias("place", item))
-    return pairs.withColumn("relation", F.get("relations", F.col("place"))).drop("relations")
-
-
-def cut_in_lists(rows: DataFrame, head: Sequence[str], item: Column, size: int) -> DataFrame:
-    """Return the columns of `head`, and items: sorted lists of at most `size` items.
-
-    item: a struct that begins with the text, so that equal sets of texts share a request.
-    """
-    found = rows.groupBy(*head).agg(F.array_sort(F.collect_list(item)).alias("items"))
-    starts = F.sequence(F.lit(1), F.size("items"), F.lit(size))
-    parts = F.transform(starts, lambda start: F.slice("items", start, size))
-    return found.withColumn("items", F.explode(parts))
-
-
-def texts_of_items() -> Column:
-    """Return the texts of the items of a list."""
-    return F.transform("items", lambda one: one["text"])
+    item = F.struct(text.alias("text"), F.struct(*number).alias("number"))
+    return rows.groupBy(*head).agg(F.array_sort(F.collect_list(item)).alias("listed"))
 
 
 CLASSIFY, CLASSIFY_LISTS, ENTAIL = "classify_relation", "classify_relations", "classify_entailment"
@@ -280,8 +268,10 @@ def judge_lists(
 def _ask_lists(tools: Tools, stage: str, lists: Lists) -> DataFrame:
     """Return the columns of `JUDGED`, and listed, the number of hypotheses in the list."""
     found = tools.ask(stage, lists).withColumnRenamed("judged_by", "tellers")
-    pairs = listed_pairs(found, "targets", "target").withColumn("judged_by", F.get("tellers", F.col("place")))
-    told = _told(pairs, "listed")
+    pairs = found.select("*", F.size("targets").alias("listed"), F.posexplode("targets").alias("place", "target"))
+    # relations is null for a failed list
+    of_pair = {"judged_by": F.get("tellers", F.col("place")), "relation": F.get("relations", F.col("place"))}
+    told = _told(pairs.withColumns(of_pair), "listed")
     return told.withColumn("judged_by", F.when(F.col("judged_by") == MODEL, LIST).otherwise(F.col("judged_by")))
 
 
@@ -390,13 +380,10 @@ def audit_measures(metric: str, scores: DataFrame, counts: DataFrame, correction
     joined = scores.join(counts, on="sample_id", how="left").join(corrections, on="sample_id", how="left")
     values = {
         SCORE_AUDITED: F.col("score") + F.coalesce("correction", F.lit(0.0)),
-        **{name: F.coalesce(name, F.lit(0)).cast("double") for name in MEASURES if name != SCORE_AUDITED},
+        **{name: F.coalesce(name, F.lit(0)) for name in MEASURES if name != SCORE_AUDITED},
     }
-    rows = [F.struct(F.lit(name).alias("measure"), value.alias("value")) for name, value in values.items()]
-    null = F.lit(None).cast("double")
-    return joined.select("sample_id", F.lit(metric).alias("metric"), F.inline(F.array(*rows))).select(
-        "*", null.alias("value_low"), null.alias("value_high")
-    )
+    rows = measure_structs({name: (value, None, None) for name, value in values.items()})
+    return contract_rows("measures", metric, joined.select("sample_id", F.inline(rows)))
 
 
 def count_audited(judged: DataFrame, owners: DataFrame) -> DataFrame:
@@ -462,7 +449,7 @@ def _of_missed(frame: DataFrame, missed: DataFrame, kept: Column) -> DataFrame:
     return joined.select(*(F.col("as_told" if name == "graph" else name).alias(name) for name in frame.columns))
 
 
-def pool_audits(run: RunTables, metric: str) -> Rows:
+def pool_audits(run: RunTables, metric: str) -> list[dict[str, Any]]:
     """Return rows of `measures_summary` of a run: the miss rate of the filter and the classifier over all samples.
 
     There is a row for all pairs and one per relation, and none without an audit. `defined` counts audited pairs. The

@@ -6,8 +6,7 @@ facts entails it. A plan assumes the maximum number of facts, and that no refere
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from pyspark.sql import Column, DataFrame
@@ -15,11 +14,10 @@ from pyspark.sql import functions as F
 
 from untold.jobs.inference.stage.requests import Rows, has_failed, is_unasked
 from untold.jobs.metrics import base
-from untold.jobs.metrics.graphs import different_texts
 from untold.jobs.metrics.grounded_claims import claim_id, covered_statements
 from untold.jobs.metrics.reference_facts import without_unwanted
 from untold.jobs.metrics.settings import LongrecallSettings
-from untold.jobs.metrics.summaries import MARK, StageFigures, expected_texts, whole
+from untold.jobs.metrics.summaries import MARK, Extraction, assume_texts, whole
 from untold.jobs.metrics.views import ReferenceView
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.retrieval.sources import assumed_results
@@ -27,7 +25,7 @@ from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.recall import concluding, sample_facts
 from untold.udfs.recall.candidates import Thresholds
-from untold.udfs.recall.concluding import BASELINES, CONCLUDED, GENERATED, HOLISTIC, RECALL, conclude_samples
+from untold.udfs.recall.concluding import GENERATED, HOLISTIC, RECALL, conclude_samples
 from untold.udfs.retrieval.local_models import MINILM
 
 NAME = "longrecall"
@@ -36,127 +34,73 @@ TABLES = ("statements", "scores", "measures", "claims", "candidates", "failures"
 
 def unknown_bounds(settings: Settings) -> base.Bounds:
     """Return the bounds of a sample without results. Counts have no upper bound."""
-    shares = dict.fromkeys((RECALL, *settings.longrecall.baselines), (0.0, 1.0))
-    return {**shares, **dict.fromkeys((concluding.REFERENCES, GENERATED), (None, None))}
+    return base.bounds_of((RECALL, *settings.longrecall.baselines), concluding.REFERENCES, GENERATED)
 
 
 def _claim_rows(prepared: DataFrame) -> DataFrame:
     """Return the table `claims`: the generated facts, which have no verdict."""
-    return prepared.select("sample_id", F.inline("generated")).select(
-        "sample_id",
-        F.lit(NAME).alias("metric"),
-        claim_id(NAME).alias("claim_id"),
-        "position",
-        "text",
-        "anchor",
-        F.lit(None).cast("string").alias("verdict"),
-        F.array().cast("array<string>").alias("evidence"),
-    )
+    rows = prepared.select("sample_id", F.inline("generated"))
+    return base.contract_rows("claims", NAME, rows, claim_id=claim_id(NAME), evidence=F.array())
 
 
 def _candidate_rows(known: DataFrame) -> DataFrame:
     """Return the table `candidates`: each pair that was judged, with `chosen`."""
-    return known.select("sample_id", F.inline("candidates")).select(
-        "sample_id",
-        F.lit(NAME).alias("metric"),
-        claim_id(NAME, "number").alias("statement_id"),
-        claim_id(NAME).alias("claim_id"),
-        *("step", "rank", "jaccard", "lcs", "cosine", "chosen"),
-    )
+    rows = known.select("sample_id", F.inline("candidates"))
+    return base.contract_rows("candidates", NAME, rows, statement_id=claim_id(NAME, "number"), claim_id=claim_id(NAME))
 
 
-# The fewest words of a fact, for an upper bound of the number of facts
-WORDS_OF_A_FACT = 2
+EXTRACT, RESOLVE, ONE, MANY, WHOLE = (
+    *("extract_claims", "resolve_coreference", "match_one", "match_many", "match_holistic"),
+)
+BY_WORDS, BY_VECTORS = "by_words", "by_vectors"
 # The shares of the 399 references of K-QA with one candidate or several, by words and then by vectors of the embedded
 # model. The responses were split into sentences
-SHARES = {
-    "by_words": {"match_one": 32 / 399, "match_many": 3 / 399},
-    "by_vectors": {"match_one": 53 / 399, "match_many": 293 / 399},
-}
+SHARES = {BY_WORDS: {ONE: 32 / 399, MANY: 3 / 399}, BY_VECTORS: {ONE: 53 / 399, MANY: 293 / 399}}
+Sizes = Mapping[tuple[str, str], Callable[[DataFrame, tuple[str, ...]], Rows]]
+"""Functions of rows and carried columns that return requests, by step and stage.
 
-
-@dataclass(frozen=True)
-class Sizes:
-    """The number of requests that depend on missing completions, for `jobs.inference.stage.requests.Requests`.
-
-    Frames with the columns requests and bytes: the maximum and the average.
-    """
-
-    bound: DataFrame
-    expected: DataFrame
-
-
-@dataclass(frozen=True)
-class StageSizes:
-    """The sizes of the stages after the facts: entailment by stage, vectors, and the holistic prompt."""
-
-    by_words: Mapping[str, Sizes]
-    texts: Sizes
-    by_vectors: Mapping[str, Sizes]
-    whole: Sizes
+The requests have the maximum and the average number of requests that depend on missing completions.
+"""
 
 
 def assume(settings: Settings) -> base.Assumptions:
-    """Assume the maximum number of facts, and that all references are open after each step."""
-    results: dict[str, Mapping[str, Column]] = {
-        "extract_claims": {"claims": different_texts(WORDS_OF_A_FACT)},
+    """Assume the maximum number of facts, and that all references are open after each step.
+
+    No reference is covered, so each needs both steps. Resolved facts have new texts.
+    """
+    judged = {
         EMBED: assumed_results()[EMBED],
-        **_judged(),
+        RESOLVE: {"facts": F.transform("facts", lambda text: F.concat(text, F.lit(MARK)))},
+        ONE: {"matched": F.lit(False)},
+        MANY: {"candidates": F.array().cast("array<int>")},
+        WHOLE: {"candidates": F.transform("references", lambda _: F.array().cast("array<int>"))},
     }
-    return base.Assumptions(settings, results, expected=_expected)
+    return assume_texts(settings, {EXTRACT: Extraction("claims")}, judged)
 
 
-def _judged() -> dict[str, Mapping[str, Column]]:
-    """Return new texts for resolved facts, and no covered reference, so each reference needs both steps."""
-    return {
-        "resolve_coreference": {"facts": F.transform("facts", lambda text: F.concat(text, F.lit(MARK)))},
-        "match_one": {"matched": F.lit(False)},
-        "match_many": {"candidates": F.array().cast("array<int>")},
-        "match_holistic": {"candidates": F.transform("references", lambda _: F.array().cast("array<int>"))},
-    }
-
-
-def _expected(figures: StageFigures) -> dict[str, Mapping[str, Column]]:
-    """Return the average number of facts of a text."""
-    found: dict[str, Mapping[str, Column]] = dict(_judged())
-    if "extract_claims" in figures:
-        found["extract_claims"] = {"claims": expected_texts(figures["extract_claims"], "text")}
-    return found
-
-
-def sizes_of(facts: DataFrame, samples: DataFrame, top_k: int) -> StageSizes:
+def sizes_of(facts: DataFrame, samples: DataFrame, top_k: int) -> Sizes:
     """Return the sizes from the facts of each sample (columns of `untold.udfs.recall.sample_facts.CUT`) and its query.
 
     In each step, a reference needs at most one request, with one candidate or with several.
     """
-    side = {name: F.col(f"facts.{name}") for name in (sample_facts.RESPONSE, sample_facts.REFERENCES)}
-    count = {name: F.greatest(F.coalesce(F.size(column), F.lit(0)), F.lit(0)) for name, column in side.items()}
-    longest = {name: F.coalesce(F.array_max(_bytes(column)), F.lit(0)) for name, column in side.items()}
-    total = {name: F.aggregate(_bytes(column), F.lit(0), lambda sum_, one: sum_ + one) for name, column in side.items()}
-    references = count[sample_facts.REFERENCES]
+    sides = [F.col(f"facts.{name}") for name in (sample_facts.RESPONSE, sample_facts.REFERENCES)]
+    stated, references = (F.greatest(F.coalesce(F.size(side), F.lit(0)), F.lit(0)) for side in sides)
+    longest, of_reference = (F.coalesce(F.array_max(_bytes(side)), F.lit(0)) for side in sides)
+    totals = [F.aggregate(_bytes(side), F.lit(0), lambda sum_, one: sum_ + one) for side in sides]
     shown = {
-        "match_one": (
-            count[sample_facts.RESPONSE] >= 1,
-            longest[sample_facts.REFERENCES] + longest[sample_facts.RESPONSE],
-        ),
-        "match_many": (
-            (count[sample_facts.RESPONSE] >= 2) & F.lit(top_k >= 2),
-            longest[sample_facts.REFERENCES]
-            + longest[sample_facts.RESPONSE] * F.least(count[sample_facts.RESPONSE], F.lit(top_k)),
-        ),
+        ONE: (stated >= 1, of_reference + longest),
+        MANY: ((stated >= 2) & F.lit(top_k >= 2), of_reference + longest * F.least(stated, F.lit(top_k))),
     }
-    make = partial(_sizes, facts)
-    steps = {
-        step: {
-            stage: make(possible, references, size, SHARES[step][stage]) for stage, (possible, size) in shown.items()
-        }
-        for step in SHARES
+    found = {
+        (step, stage): _sizes(facts, *shown[stage], references, share)
+        for step, shares in SHARES.items()
+        for stage, share in shares.items()
     }
-    both = (references > 0) & (count[sample_facts.RESPONSE] > 0)
-    texts = make(both, references + count[sample_facts.RESPONSE], F.greatest(*longest.values()), 1.0)
+    both = (references > 0) & (stated > 0)
     with_query = facts.join(samples.select("sample_id", "query"), on="sample_id", how="inner")
-    prompt = _sizes(with_query, both, F.lit(1), F.octet_length("query") + sum(total.values(), F.lit(0)), 1.0)
-    return StageSizes(steps["by_words"], texts, steps["by_vectors"], prompt)
+    found[BY_VECTORS, EMBED] = _sizes(facts, both, F.greatest(longest, of_reference), references + stated)
+    found[HOLISTIC, WHOLE] = _sizes(with_query, both, F.octet_length("query") + totals[0] + totals[1], F.lit(1))
+    return found
 
 
 def _bytes(facts: Column) -> Column:
@@ -171,16 +115,16 @@ def _bytes(facts: Column) -> Column:
     return F.transform(facts, length)
 
 
-def _sizes(facts: DataFrame, possible: Column, requests: Column, size: Column, share: float) -> Sizes:
+def _sizes(
+    facts: DataFrame, possible: Column, size: Column, requests: Column, share: float = 1.0
+) -> Callable[[DataFrame, tuple[str, ...]], Rows]:
     """Return the sizes: `requests` of this size if one is possible, and their share on average."""
     most = F.when(possible, requests).otherwise(F.lit(0))
     usual = whole(most * share, F.col("sample_id")) if share < 1 else most
-    return Sizes(*(facts.select(number.alias("requests"), size.alias("bytes")) for number in (most, usual)))
+    bound, expected = (facts.select(number.alias("requests"), size.alias("bytes")) for number in (most, usual))
+    return partial(Rows, bound=bound, expected=expected)
 
 
-EXTRACT, RESOLVE, ONE, MANY, WHOLE = (
-    *("extract_claims", "resolve_coreference", "match_one", "match_many", "match_holistic"),
-)
 # The published cosine, and the cosine of the embedded model. Of the 153 entailed facts of K-QA, cut into sentences, 141
 # have candidates with a cosine of 0.6, and 151 with 0.5
 PUBLISHED_COSINE, MINILM_COSINE = 0.6, 0.5
@@ -221,26 +165,26 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     facts = _facts(samples, calls, options, stages(settings))
     incomplete = [calls.incomplete()] if calls.results else []
     sizes = sizes_of(facts, samples, settings.longrecall.top_k)
-    prepare = partial(concluding.prepare_samples, options=options)
-    prepared = tools.keep(calls.complete(facts).mapInArrow(prepare, spark_schema(concluding.PREPARED)), "prepared")
-    shown = tools.keep(prepared.mapInArrow(concluding.shown_by_words, spark_schema(concluding.SHOWN)), "shown-by-words")
-    by_words = _match(shown, calls, sizes.by_words)
+    cut = base.map_rows(calls.complete(facts), concluding.prepare_samples, options)
+    prepared = tools.keep(cut, "prepared")
+    shown = tools.keep(base.map_rows(prepared, concluding.shown_by_words), "shown-by-words")
+    by_words = _match(shown, calls, sizes, BY_WORDS)
     matched = tools.keep(_join_lists(prepared, by_words, "outcomes", "number", *_OUTCOME), "judged-by-words")
-    near = tools.keep(_near(matched, calls, options, sizes.texts), "shown-by-vectors")
-    by_vectors = _match(near, calls, sizes.by_vectors)
+    near = tools.keep(_near(matched, calls, options, sizes), "shown-by-vectors")
+    by_vectors = _match(near, calls, sizes, BY_VECTORS)
     gathered = _gather(matched, near, by_vectors)
     if WHOLE in stages(settings):
-        whole = _holistic(samples, prepared, calls, sizes.whole)
+        whole = _holistic(samples, prepared, calls, sizes)
         gathered = gathered.join(whole, on="sample_id", how="left")
     else:
         gathered = gathered.withColumn("holistic", F.lit(None).cast("array<array<int>>"))
-    conclude = partial(conclude_samples, baselines=settings.longrecall.baselines)
-    concluded = tools.keep(gathered.mapInArrow(conclude, spark_schema(CONCLUDED)), "concluded")
+    baselines = settings.longrecall.baselines
+    concluded = tools.keep(base.map_rows(gathered, conclude_samples, baselines=baselines), "concluded")
     of_sample = concluded.withColumnRenamed("unasked", "waiting"), prepared.select("sample_id", "dropped")
     judged = base.with_status(samples, *of_sample, *incomplete)
     known = judged.where(base.is_judged())
     return {
-        "statements": covered_statements(known, NAME, "anchor", "found_by", *BASELINES),
+        "statements": covered_statements(known, NAME),
         # Dropped are the facts above `longrecall.max_facts`
         "scores": base.measured_scores(judged, NAME, RECALL, F.col("dropped")),
         "measures": base.measure_rows(judged, NAME, unknown_bounds(settings)),
@@ -250,24 +194,19 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     }
 
 
-def _ask(calls: base.StageCalls, stage: str, rows: DataFrame, carry: tuple[str, ...], sizes: Sizes) -> DataFrame:
-    """Run a stage. sizes: the number of requests that depends on missing completions."""
-    return calls.ask(stage, Rows(rows, carry, sizes.bound, sizes.expected), carry)
-
-
 def _facts(
     samples: DataFrame, calls: base.StageCalls, options: sample_facts.Options, asked: tuple[str, ...]
 ) -> DataFrame:
     """Return the columns of `CUT`, and resolved array<struct<side, facts>>: one row per sample."""
     rows = samples.select("sample_id", "response", "references")
-    cut = rows.mapInArrow(partial(sample_facts.cut_samples, options=options), spark_schema(sample_facts.CUT))
+    cut = base.map_rows(rows, sample_facts.cut_samples, options)
     if EXTRACT in asked:
         cut = _extracted(calls.tools.keep(cut, "cut"), calls, options)
     cut = calls.tools.keep(cut, "facts")
     if RESOLVE not in asked:
         return cut.withColumn("resolved", F.lit(None).cast(_UNRESOLVED))
     # A sample without the facts of one side needs no request for the other side
-    sides = calls.complete(cut).mapInArrow(sample_facts.free_sides, spark_schema(sample_facts.FREE))
+    sides = base.map_rows(calls.complete(cut), sample_facts.free_sides)
     resolved = calls.ask(RESOLVE, sides, ("sample_id", "side"))
     return _join_lists(cut, resolved, "resolved", "side", "facts")
 
@@ -277,7 +216,7 @@ def _extracted(cut: DataFrame, calls: base.StageCalls, options: sample_facts.Opt
     sides = cut.select("sample_id", F.inline("to_extract"))
     extracted = calls.ask(EXTRACT, sides, ("sample_id", "side"))
     joined = _join_lists(cut, extracted, "extracted", "side", "claims")
-    return joined.mapInArrow(partial(sample_facts.add_extracted, options=options), spark_schema(sample_facts.CUT))
+    return base.map_rows(joined, sample_facts.add_extracted, options)
 
 
 def _join_lists(rows: DataFrame, others: DataFrame, name: str, *columns: str) -> DataFrame:
@@ -286,7 +225,7 @@ def _join_lists(rows: DataFrame, others: DataFrame, name: str, *columns: str) ->
     return rows.join(lists, on="sample_id", how="left")
 
 
-def _match(shown: DataFrame, calls: base.StageCalls, sizes: Mapping[str, Sizes]) -> DataFrame:
+def _match(shown: DataFrame, calls: base.StageCalls, sizes: Sizes, step: str) -> DataFrame:
     """Return sample_id, number, chosen array<long>, lost, waiting: the candidates that entail each reference.
 
     shown: sample_id, number, positions array<long>, reference, candidates array<string>, by rank. Rows without
@@ -296,8 +235,8 @@ def _match(shown: DataFrame, calls: base.StageCalls, sizes: Mapping[str, Sizes])
     count = F.size("candidates")
     single = shown.where(count == 1).select(*keys, "reference", F.get("candidates", F.lit(0)).alias("candidate"))
     several = shown.where(count > 1).select(*keys, "reference", "candidates")
-    one = _ask(calls, ONE, single, keys, sizes[ONE])
-    many = _ask(calls, MANY, several, keys, sizes[MANY])
+    one = calls.ask(ONE, sizes[step, ONE](single, keys), keys)
+    many = calls.ask(MANY, sizes[step, MANY](several, keys), keys)
     matched = F.when(F.col("matched"), F.col("positions")).when(~F.col("matched"), F.slice("positions", 1, 0))
     numbered = F.transform("candidates", lambda number: F.get("positions", number - 1))
     return _outcomes(one, matched).unionByName(_outcomes(many, numbered))
@@ -310,8 +249,9 @@ def _outcomes(answered: DataFrame, chosen: Column) -> DataFrame:
 
 def _near(judged: DataFrame, calls: base.StageCalls, options: sample_facts.Options, sizes: Sizes) -> DataFrame:
     """Return the columns of `OPEN`: the references that are open after the words, with their candidates by vectors."""
-    texts = judged.mapInArrow(concluding.open_texts, spark_schema(concluding.TEXTS))
-    embedded = _ask(calls, EMBED, texts, ("sample_id", "kind", "number"), sizes)
+    texts = base.map_rows(judged, concluding.open_texts)
+    keys = ("sample_id", "kind", "number")
+    embedded = calls.ask(EMBED, sizes[BY_VECTORS, EMBED](texts, keys), keys)
     embedded = embedded.withColumn("waiting", is_unasked())
     joined = _join_lists(judged, embedded, "embedded", "kind", "number", "vector", "waiting")
     return joined.mapInArrow(partial(concluding.find_by_vectors, options=options), spark_schema(concluding.OPEN))
@@ -335,7 +275,7 @@ def _holistic(samples: DataFrame, prepared: DataFrame, calls: base.StageCalls, s
         F.transform("generated", lambda one: one["text"]).alias("candidates"),
     ).where((F.size("references") > 0) & (F.size("candidates") > 0))
     rows = sides.join(samples.select("sample_id", "query"), on="sample_id", how="inner")
-    answered = _ask(calls, WHOLE, rows, ("sample_id",), sizes)
+    answered = calls.ask(WHOLE, sizes[HOLISTIC, WHOLE](rows, ("sample_id",)))
     return answered.select("sample_id", F.col("candidates").alias("holistic"))
 
 

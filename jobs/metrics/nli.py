@@ -12,32 +12,17 @@ from functools import partial
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.metrics import judging, summaries
-from untold.jobs.metrics.base import Assumptions, Bounds, Metric, StageCalls, Tables, Tools
-from untold.jobs.metrics.graphs import (
-    GRAPH_TABLES,
-    PairJudgements,
-    conclude_graphs,
-    different_texts,
-    graph_nodes,
-    in_order,
-    passages,
-    weighting,
-)
-from untold.jobs.metrics.graphs import MEASURES as CONFLICTS
+from untold.jobs.metrics import base, graphs, judging, summaries
 from untold.jobs.metrics.settings import NliSettings
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.retrieval.sources import assumed_results
-from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.nodes import SAMPLE_ATOMS, gather_atoms
-from untold.udfs.facts.pairs import LEFT_OUT, leave_out
+from untold.udfs.facts.nodes import gather_atoms
+from untold.udfs.facts.pairs import leave_out
 
 NAME = "nli"
 # In their order
 EXTRACT, REVISE, RATE = ("extract_atoms", "revise_atoms", "rate_relevance")
-# The fewest words of an atom, for an upper bound of the number of atoms
-WORDS_OF_AN_ATOM = 2
 
 
 def stages(settings: Settings) -> tuple[str, ...]:
@@ -45,14 +30,15 @@ def stages(settings: Settings) -> tuple[str, ...]:
     return summaries.stages_with_contexts(settings, EXTRACT, REVISE, RATE, *judging.stages_of(settings.nli))
 
 
-def assume(settings: Settings) -> Assumptions:
+def assume(settings: Settings) -> base.Assumptions:
     """Assume the maximum number of atoms, all of them relevant, and all pairs in one wave.
 
     With `nli.skip_implied`, a filter by vectors or a classifier, a run may need fewer relations than the plan counts,
     so the number is an upper bound.
     """
     unit_type = F.lit(settings.nli.unit_types[0]).alias("unit_type")
-    atoms = F.transform(different_texts(WORDS_OF_AN_ATOM), lambda text: F.struct(text.alias("text"), unit_type))
+    texts = summaries.different_texts(summaries.FEWEST_WORDS)
+    atoms = F.transform(texts, lambda text: F.struct(text.alias("text"), unit_type))
     results = {
         **summaries.assumed_summaries(),
         EXTRACT: {"atoms": atoms},
@@ -64,7 +50,7 @@ def assume(settings: Settings) -> Assumptions:
     cascaded = settings.nli.classifies
     fewer = settings.nli.skip_implied or judging.pair_filter_of(settings.nli).needs_vectors or cascaded
     at_most = frozenset({judging.stage_of(settings.nli)}) if fewer else frozenset[str]()
-    return Assumptions(at_once, results, at_most, partial(_expected, settings))
+    return base.Assumptions(at_once, results, at_most, partial(_expected, settings))
 
 
 def _judged() -> dict[str, Mapping[str, Column]]:
@@ -96,15 +82,15 @@ def _expected(settings: Settings, figures: summaries.StageFigures) -> dict[str, 
     }
 
 
-def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
+def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tables:
     """Return the tables `GRAPH_TABLES` of valid samples (columns of the table `samples`).
 
     Dejl et al. 2025; methods, section 2. A sample with a missing text has no further requests. A missing relation
     leaves a score with bounds.
     """
-    calls = StageCalls(NAME, tools)
+    calls = base.StageCalls(NAME, tools)
     contexts = calls.record(summaries.STAGE, tools.contexts())
-    texts = passages(samples, summaries.gather_contexts(contexts))
+    texts = graphs.passages(samples, summaries.gather_contexts(contexts))
     extracted = calls.ask(EXTRACT, texts, carry=("sample_id", "query", "position", "context_id", "text"))
     to_revise = calls.complete(_statements_to_revise(extracted, settings.nli.unit_types), EXTRACT)
     revised = calls.ask(REVISE, to_revise, carry=("sample_id", "query", "position"))
@@ -118,16 +104,16 @@ def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
     relations = calls.record(
         judging.stage_of(settings.nli), tools.keep(_relations_of_samples(owners, judged), "relations")
     )
-    graphs = _graphs(atoms, owners, relations)
-    condensed = tools.condense(*graphs)
-    nodes = atoms.select("sample_id", F.explode("atoms").alias("atom"))
-    rated = nodes.select("sample_id", "atom.node", F.col("atom.rating").alias("relevance"))
+    nodes, edges = _graphs(atoms, owners, relations)
+    condensed = tools.condense(nodes, edges)
+    rated = atoms.select("sample_id", F.inline("atoms"))
+    rated = rated.select("sample_id", "node", F.col("rating").alias("relevance"))
     relevances = rated if settings.nli.weighted else None
-    found = PairJudgements(incomplete, owners, atoms, relations, condensed, relevances)
-    tables = conclude_graphs(calls, samples, found)
+    found = graphs.PairJudgements(incomplete, owners, atoms, relations, condensed, relevances)
+    tables = graphs.conclude_graphs(calls, samples, found)
     if not judging.is_audited(settings.nli):
         return tables
-    corrections = judging.correct(relations, graphs, condensed, tools, settings.nli.audit_share)
+    corrections = judging.correct(relations, (nodes, edges), condensed, tools, settings.nli.audit_share)
     counts = judging.count_audited(judged, owners)
     audited = judging.audit_measures(NAME, tables["scores"], counts, corrections)
     return {**tables, "measures": tables["measures"].unionByName(audited)}
@@ -175,11 +161,9 @@ def _gather_atoms(extracted: DataFrame, revised: DataFrame, rated: DataFrame, se
             how="left",
         )
     )
-    grouped = joined.groupBy("sample_id").agg(in_order("units", "statements", "ratings"))
-    gather = partial(
-        gather_atoms, metric=NAME, unit_types=settings.nli.unit_types, threshold=settings.thresholds.relevance
-    )
-    return grouped.mapInArrow(gather, spark_schema(SAMPLE_ATOMS))
+    grouped = joined.groupBy("sample_id").agg(graphs.in_order("units", "statements", "ratings"))
+    types, threshold = settings.nli.unit_types, settings.thresholds.relevance
+    return base.map_rows(grouped, gather_atoms, metric=NAME, unit_types=types, threshold=threshold)
 
 
 def add_owners(atoms: DataFrame, cap: int | None) -> DataFrame:
@@ -196,27 +180,21 @@ def add_owners(atoms: DataFrame, cap: int | None) -> DataFrame:
     For example, 4 context atoms, 2 atoms of the response and a cap of 15 make 8 pairs to contexts, 7 of the 12 pairs
     between contexts, none of the 8 pairs to the response, and 13 further pairs.
     """
-    counted = atoms.where(F.col("contexts") > 0).select(
-        "sample_id",
-        "texts",
-        "contexts",
-        "responses",
-        "contexts_key",
-        (F.col("contexts") * F.col("responses")).alias("crossing"),
-        (F.col("contexts") * (F.col("contexts") - 1)).alias("between"),
-    )
-    judged = F.col("to_contexts") + F.col("between_contexts") + F.col("to_responses")
-    return _share_room(counted, cap).select(
-        "sample_id",
-        "texts",
-        "contexts",
-        "responses",
-        "to_contexts",
-        "between_contexts",
-        "to_responses",
-        (2 * F.col("crossing") + F.col("between") - judged).alias("left_out"),
+    # More pairs than any sample has, and small enough that no subtraction overflows a long
+    room = F.lit(cap if cap is not None else 2**62).cast("long")
+    crossing, between = F.col("contexts") * F.col("responses"), F.col("contexts") * (F.col("contexts") - 1)
+    to_contexts = F.least(crossing, room)
+    between_contexts = F.least(between, room - to_contexts)
+    to_responses = F.least(crossing, room - to_contexts - between_contexts)
+    judged = to_contexts + between_contexts + to_responses
+    return atoms.where(F.col("contexts") > 0).select(
+        *("sample_id", "texts", "contexts", "responses"),
+        to_contexts.alias("to_contexts"),
+        between_contexts.alias("between_contexts"),
+        to_responses.alias("to_responses"),
+        (2 * crossing + between - judged).alias("left_out"),
         # With the number of pairs, as a cap may leave samples of one set different parts of them
-        F.concat_ws(":", F.lit("contexts"), "contexts_key", "between_contexts").alias("contexts_owner"),
+        F.concat_ws(":", F.lit("contexts"), "contexts_key", between_contexts).alias("contexts_owner"),
         F.concat_ws(":", F.lit("sample"), "sample_id").alias("response_owner"),
     )
 
@@ -232,20 +210,6 @@ def add_query(owners: DataFrame, samples: DataFrame) -> DataFrame:
     texts = F.concat(F.slice("texts", F.lit(1), contexts), stated)
     queries = samples.select("sample_id", "query")
     return owners.join(queries, on="sample_id", how="inner").withColumn("texts", texts).drop("query")
-
-
-def _share_room(counted: DataFrame, cap: int | None) -> DataFrame:
-    """Add to_contexts, between_contexts and to_responses: the number of pairs of each kind within the cap."""
-    # More pairs than any sample has, and small enough that no subtraction overflows a long
-    room: Column = F.lit(cap if cap is not None else 2**62).cast("long")
-    between = F.least("between", room - F.col("to_contexts"))
-    to_responses = F.least("crossing", room - F.col("to_contexts") - F.col("between_contexts"))
-    # Each column needs the column before it
-    return (
-        counted.withColumn("to_contexts", F.least("crossing", room))
-        .withColumn("between_contexts", between)
-        .withColumn("to_responses", to_responses)
-    )
 
 
 def _relations_of_samples(owners: DataFrame, judged: DataFrame) -> DataFrame:
@@ -271,38 +235,29 @@ def _graphs(atoms: DataFrame, owners: DataFrame, relations: DataFrame) -> tuple[
     capped = owners.where(F.col("left_out") > 0).select(
         F.col("sample_id").alias("graph"), "contexts", "responses", "to_contexts", "between_contexts", "to_responses"
     )
-    beyond = capped.mapInArrow(leave_out, spark_schema(LEFT_OUT))
-    joints = (
-        beyond.where(F.col("node").isNotNull())
-        .select("graph", "node")
-        .select(
-            "graph",
-            "node",
-            F.lit(False).alias("context"),
-            F.lit(False).alias("response"),
-            F.lit(0).cast("long").alias("frequency"),
-        )
-    )
+    beyond = base.map_rows(capped, leave_out)
+    nowhere = [F.lit(False).alias("context"), F.lit(False).alias("response"), F.lit(0).cast("long").alias("frequency")]
+    joints = beyond.where(F.col("node").isNotNull()).select("graph", "node", *nowhere)
     unjudged = beyond.where(F.col("source").isNotNull()).select(
         "graph", "source", "target", F.lit(False).alias("judged")
     )
-    return graph_nodes(atoms).unionByName(joints), edges.unionByName(unjudged)
+    return graphs.graph_nodes(atoms).unionByName(joints), edges.unionByName(unjudged)
 
 
-def unknown_bounds(settings: Settings) -> Bounds:
+def unknown_bounds(settings: Settings) -> base.Bounds:
     """Return the measures of conflicts, and the measures of an audit if the settings have one."""
-    return {**CONFLICTS, **(judging.MEASURES if judging.is_audited(settings.nli) else {})}
+    return {**graphs.MEASURES, **(judging.MEASURES if judging.is_audited(settings.nli) else {})}
 
 
-METRIC = Metric(
+METRIC = base.Metric(
     name=NAME,
     stages=stages,
     score=score,
     assume=assume,
     sections={NAME: NliSettings},
-    tables=GRAPH_TABLES,
+    tables=graphs.GRAPH_TABLES,
     settings=("summarise_contexts", NAME, "thresholds", "graph"),
     unknown=unknown_bounds,
-    weighting=lambda settings: weighting(settings, settings.nli),
+    weighting=lambda settings: graphs.weighting(settings, settings.nli),
     pooled=partial(judging.pool_audits, metric=NAME),
 )

@@ -5,22 +5,20 @@ Pradeep et al. 2025. A request has ten nuggets. Nuggets without a clear label ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.metrics import base, citations, reference_facts, summaries
-from untold.jobs.metrics.graphs import LONGEST_ATOM
 from untold.jobs.metrics.grounded_claims import covered_statements
 from untold.jobs.metrics.judging import NumberedList
 from untold.jobs.metrics.panel import ordered, vote_rows
 from untold.jobs.metrics.settings import NuggetsSettings
 from untold.jobs.metrics.views import NuggetView
-from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings, SettingsError
 from untold.udfs.facts import nugget_measures
+from untold.udfs.facts.citation_measures import support_batches
 from untold.udfs.storage import absolute
 
 NAME = "nuggets"
@@ -30,8 +28,7 @@ LISTED = 10
 _RATED = NumberedList(RATE, LISTED, {"nuggets": "text"}, {"labels": "label"})
 _SUPPORTS = ordered(*nugget_measures.SUPPORTS)
 _ASSIGNED = NumberedList(ASSIGN, LISTED, {"nuggets": "text"}, {"labels": "label", "reasons": "reason"})
-OF_NUGGETS = ("weight", "rank", "kept", "importance", "support", "reason")
-_NUGGET = "array<struct<reference_id: string, text: string, importance: string, weight: double>>"
+_NUGGET = "array<struct<reference_id: string, text: string, weight: double, importance: string>>"
 
 
 def stages(settings: Settings) -> tuple[str, ...]:
@@ -67,35 +64,18 @@ def digests(settings: Settings) -> dict[str, str]:
 def bounds(settings: Settings) -> base.Bounds:
     """Return the bounds of a sample without results. Counts have no upper bound."""
     names = nugget_measures.names_of_measures(supported=settings.nuggets.supported)
-    counts = (nugget_measures.NUGGETS, nugget_measures.VITAL_NUGGETS)
-    return {name: (None, None) if name in counts else (0.0, 1.0) for name in names}
+    return base.bounds_of(names, nugget_measures.NUGGETS, nugget_measures.VITAL_NUGGETS)
 
 
 def assume(settings: Settings) -> base.Assumptions:
     """Assume the maximum number of nuggets, all of them vital, and a clear label for each."""
-    query = F.substring("query", 1, LONGEST_ATOM)
-    most = F.transform(
-        summaries.numbers(F.lit(settings.nuggets.max_generated)),
-        lambda number: F.concat(number, F.lit(summaries.MARK), query),
-    )
-    results = {**summaries.assumed_summaries(), CREATE: {"nuggets": most}, **_labelled(settings)}
-    return base.Assumptions(
-        settings, {name: results[name] for name in stages(settings)}, expected=partial(_expected, settings)
-    )
-
-
-def _labelled(settings: Settings) -> dict[str, Mapping[str, Column]]:
-    return {
+    labelled = {
         **citations.assume(settings).results,
         RATE: _RATED.assumed(nugget_measures.VITAL),
         ASSIGN: _ASSIGNED.assumed(nugget_measures.SUPPORT),
     }
-
-
-def _expected(settings: Settings, figures: summaries.StageFigures) -> dict[str, Mapping[str, Column]]:
-    """Return the average number of nuggets."""
-    created = summaries.expected_texts(figures[CREATE], "query", "texts", most=settings.nuggets.max_generated)
-    return {**summaries.expected_summaries(figures), CREATE: {"nuggets": created}, **_labelled(settings)}
+    created = summaries.Extraction("nuggets", "query", ("texts",), settings.nuggets.max_generated)
+    return summaries.assume_texts(settings, {CREATE: created}, labelled)
 
 
 def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tables:
@@ -126,7 +106,7 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     judged = base.with_status(samples, owners.owned, incomplete, concluded, partial=partly)
     failures = reference_facts.failures_of_owners(shared, owners, evidence)
     return {
-        "statements": covered_statements(judged.where(base.is_judged()), NAME, *OF_NUGGETS),
+        "statements": covered_statements(judged.where(base.is_judged()), NAME),
         "scores": base.measured_scores(judged, NAME, settings.nuggets.score, F.col("left_out")),
         "measures": base.measure_rows(judged, NAME, bounds(settings)),
         "failures": failures.unionByName(calls.failures()),
@@ -139,9 +119,7 @@ def _with_file(samples: DataFrame, settings: Settings) -> DataFrame:
     if settings.nuggets.file is None:
         return samples
     path = samples.sparkSession.createDataFrame([(absolute(settings.nuggets.file),)], "path string")
-    joined = samples.join(
-        path.mapInArrow(nugget_measures.given_nuggets, spark_schema(nugget_measures.GIVEN)), on="query_id", how="left"
-    )
+    joined = samples.join(base.map_rows(path, nugget_measures.given_nuggets), on="query_id", how="left")
     own = ("references",) if "references" in samples.columns else ()
     replaced = {
         "query": F.coalesce(nugget_measures.TOPIC, "query"),
@@ -157,10 +135,7 @@ def _given(owners: DataFrame, settings: Settings) -> DataFrame:
     def one(item: Column) -> Column:
         weight = item["weight"]
         by_weight = F.when(weight >= least, nugget_measures.VITAL).when(weight < least, nugget_measures.OKAY)
-        importance = F.coalesce(item["importance"], by_weight).alias("importance")
-        return F.struct(
-            item["reference_id"].alias("reference_id"), item["text"].alias("text"), importance, weight.alias("weight")
-        )
+        return item.dropFields("anchor").withField("importance", F.coalesce(item["importance"], by_weight))
 
     return owners.select("owner", "query", F.transform("given", one).cast(_NUGGET).alias("nuggets"))
 
@@ -224,9 +199,7 @@ def _rank(nuggets: DataFrame, rated: DataFrame, settings: Settings) -> DataFrame
     """Return the columns of `RANKED`, one row per owner of `nuggets`."""
     by_owner = rated.groupBy("owner").agg(F.collect_list(F.struct("number", "label")).alias("rated"))
     both = nuggets.drop("query").join(by_owner, on="owner", how="left")
-    return both.mapInArrow(
-        partial(nugget_measures.rank_batches, keep=settings.nuggets.top_k), spark_schema(nugget_measures.RANKED)
-    )
+    return base.map_rows(both, nugget_measures.rank_batches, keep=settings.nuggets.top_k)
 
 
 def _to_assign(shared: DataFrame) -> DataFrame:
@@ -243,7 +216,7 @@ def _in_supported_text(listed: DataFrame, assigned: DataFrame, calls: base.Stage
     """
     tools = calls.tools
     sentences, _ = citations.judge_sentences(listed, calls, settings)
-    texts = tools.keep(citations.supported_texts(sentences), "supported-texts")
+    texts = tools.keep(base.conclude(sentences, support_batches), "supported-texts")
     stated = F.col("label") != nugget_measures.NOT_SUPPORT
     numbers = assigned.where(stated).groupBy("sample_id").agg(F.collect_list("number").alias("stated"))
     rows = _to_assign(listed).drop("response").join(numbers, on="sample_id", how="inner")
@@ -264,8 +237,7 @@ def _conclude(shared: DataFrame, assigned: DataFrame, supported: DataFrame | Non
     if supported is not None:
         rows = rows.withColumnRenamed("waiting", "first").join(supported, on="sample_id", how="left")
         rows = rows.withColumn("waiting", F.coalesce("first", F.lit(False)) | F.col("waiting")).drop("first")
-    conclude = partial(nugget_measures.conclude_batches, score=settings.nuggets.score)
-    return base.conclude(rows, conclude, nugget_measures.CONCLUDED)
+    return base.conclude(rows, nugget_measures.conclude_batches, score=settings.nuggets.score)
 
 
 METRIC = base.Metric(

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.inference.stage.requests import OUTCOME
-from untold.jobs.metrics.base import Tools
+from untold.jobs.metrics.base import Tools, contract_rows
 from untold.jobs.settings.model import Settings
 from untold.udfs.stages import UNASKED
 
@@ -127,6 +127,5 @@ def vote_rows(metric: str, stage: str, judged: DataFrame, *item: str | Column) -
     if not votes_in(judged):
         return {}
     named = F.concat_ws(":", "sample_id", F.lit(metric), *item).alias("item_id")
-    of_item = [F.lit(metric).alias("metric"), F.lit(stage).alias("stage"), named]
-    rows = judged.select("sample_id", *of_item, F.explode("votes").alias("one"))
-    return {"votes": rows.select("sample_id", "metric", "stage", "item_id", "one.*")}
+    rows = judged.select("sample_id", named, F.inline("votes"))
+    return {"votes": contract_rows("votes", metric, rows, stage=F.lit(stage))}

@@ -6,48 +6,24 @@ Answers to a question are compared in pairs, or an answer is compared with a lis
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.inference.stage.requests import Rows
-from untold.jobs.metrics import graphs
-from untold.jobs.metrics.base import Assumptions, Metric, StageCalls, Tables, Tools
-from untold.jobs.metrics.judging import LIST, ask_in_lists, cut_in_lists, listed_pairs, texts_of_items
+from untold.jobs.metrics import base, graphs, summaries
+from untold.jobs.metrics.judging import LIST, NumberedList, gather_items
 from untold.jobs.metrics.settings import QaSettings
-from untold.jobs.metrics.summaries import (
-    MARK,
-    StageFigures,
-    all_highest,
-    assumed_summaries,
-    expected_summaries,
-    gather_contexts,
-    made_up,
-    rewritten,
-    size_of_things,
-    stages_with_contexts,
-    tokens_of,
-    value_of,
-    whole,
-)
-from untold.jobs.metrics.summaries import STAGE as SUMMARISE
-from untold.jobs.run.session import spark_schema
+from untold.jobs.metrics.summaries import all_highest, made_up, size_of_things, tokens_of, value_of, whole
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.nodes import (
-    PAIRS,
-    SAMPLE_NODES,
-    SAMPLE_QUESTIONS,
-    gather_answers,
-    gather_questions,
-    pair_answers,
-)
+from untold.udfs.facts.nodes import gather_answers, gather_questions, pair_answers
 from untold.udfs.facts.pairs import MODEL
 
 COMPARE, COMPARE_LISTS = "compare_answers", "compare_many"
 PAIR = ("sample_id", "source", "target")
-LISTED = ("sample_id", "head", "listed_nodes")
+TEXTS = ("first", "second")
 SWAPPED = {"first_implies_second": "second_implies_first", "second_implies_first": "first_implies_second"}
 
 
@@ -64,7 +40,7 @@ def stage_of(settings: QaSettings) -> str:
     return COMPARE_LISTS if settings.judgement == "lists" else COMPARE
 
 
-def compare_answers(atoms: DataFrame, tools: Tools, settings: QaSettings) -> DataFrame:
+def compare_answers(atoms: DataFrame, tools: base.Tools, settings: QaSettings) -> DataFrame:
     """Return sample_id, source, target, judged_by, request_id, relation, error_type, error: one row per pair.
 
     atoms: rows of `SAMPLE_NODES`. judged_by and request_id are null for pairs that the resolver settled.
@@ -75,53 +51,34 @@ def compare_answers(atoms: DataFrame, tools: Tools, settings: QaSettings) -> Dat
     in_lists = settings.judgement == "lists"
     sizes = partial(_sizes, size=settings.list_size if in_lists else None)
     requests = partial(Rows, bound=sizes(_most_answers(atoms)), expected=sizes(_expected_answers(atoms)))
-
-    def ask(again: DataFrame | None, size: int) -> DataFrame:
-        if again is None:
-            return _ask_lists(tools, requests(_lists(to_ask, size), LISTED))
-        left = tools.keep(to_ask.join(again, on=list(PAIR), how="left_semi"), "open-pairs")
-        return _ask_lists(tools, Rows(_lists(left, size), LISTED))
-
-    compared = ask_in_lists(ask, settings.list_size) if in_lists else tools.ask(COMPARE, requests(to_ask, PAIR))
+    if in_lists:
+        compared = _compare_in_lists(to_ask, tools, settings.list_size, requests)
+    else:
+        compared = tools.ask(COMPARE, requests(to_ask, PAIR))
     return _relations(compared.withColumn("judged_by", F.lit(LIST if in_lists else MODEL)), pairs)
 
 
-def _lists(pairs: DataFrame, size: int) -> DataFrame:
-    """Return the columns of `LISTED`, question, answer, others: the answers to compare with each head, sorted.
+def _compare_in_lists(pairs: DataFrame, tools: base.Tools, size: int, requests: Callable[..., Rows]) -> DataFrame:
+    """Return the columns of `PAIR`, request_id, relation, error_type, error.
 
-    listed_nodes: the node of each other answer, and `leads`, true if the head is the first of the pair.
+    The model compares the head with the other answers of its pairs. `leads` is true if the head is the first of a pair.
     """
-    leads = F.col("head") == F.col("source")
-    other = F.struct(
-        F.when(leads, F.col("second")).otherwise(F.col("first")).alias("text"),
-        F.when(leads, F.col("target")).otherwise(F.col("source")).alias("node"),
-        leads.alias("leads"),
-    )
-    answer = F.when(leads, F.col("first")).otherwise(F.col("second"))
-    lists = cut_in_lists(pairs.withColumn("answer", answer), ("sample_id", "head", "question", "answer"), other, size)
-    nodes = F.transform("items", lambda one: F.struct(one["node"].alias("node"), one["leads"].alias("leads")))
-    return lists.select(
-        "sample_id", "head", nodes.alias("listed_nodes"), "question", "answer", texts_of_items().alias("others")
-    )
-
-
-def _ask_lists(tools: Tools, lists: Rows) -> DataFrame:
-    """Return the columns of `PAIR`, request_id, relation, error_type, error, and listed, the size of the list."""
-    pairs = listed_pairs(tools.ask(COMPARE_LISTS, lists), "listed_nodes", "other")
-    leads, head, other = F.col("other.leads"), F.col("head"), F.col("other.node")
-    # The model compares the head with the other answer, and the table has the relation of the first to the second
-    relation = F.col("relation")
+    leads, head, node = F.col("head") == F.col("source"), F.col("head"), F.col("node")
+    answer, other = (F.when(leads, F.col(one)).otherwise(F.col(two)) for one, two in (TEXTS, reversed(TEXTS)))
+    of_other = F.when(leads, F.col("target")).otherwise(F.col("source")).alias("node")
+    keys = ("sample_id", "head", "question", "answer")
+    lists = gather_items(pairs.withColumn("answer", answer), keys, other, of_other, leads.alias("leads"))
+    stage = NumberedList(COMPARE_LISTS, size, {"others": "text"}, {"relations": "relation"})
+    found = stage.ask(tools, lists, "sample_id", "head", requests=requests).select("*", "number.*")
+    # The table has the relation of the first to the second
+    leads, relation = F.col("leads"), F.col("relation")
     swapped = F.coalesce(*(F.when(relation == one, F.lit(turned)) for one, turned in SWAPPED.items()), relation)
-    return pairs.select(
-        "sample_id",
-        F.when(leads, head).otherwise(other).alias("source"),
-        F.when(leads, other).otherwise(head).alias("target"),
-        "request_id",
-        F.when(leads, relation).otherwise(swapped).alias("relation"),
-        "error_type",
-        "error",
-        "listed",
-    )
+    named = {
+        "source": F.when(leads, head).otherwise(node),
+        "target": F.when(leads, node).otherwise(head),
+        "relation": F.when(leads, relation).otherwise(swapped),
+    }
+    return found.withColumns(named)
 
 
 def _pairs(atoms: DataFrame, *, resolve: bool) -> DataFrame:
@@ -134,7 +91,7 @@ def _pairs(atoms: DataFrame, *, resolve: bool) -> DataFrame:
         in_graph, lambda atom: F.struct(*(atom[name].alias(name) for name in ("node", "question", "text", "context")))
     )
     rows = atoms.where(F.col("contexts") > 0).select("sample_id", nodes.alias("nodes"))
-    return rows.mapInArrow(partial(pair_answers, resolve=resolve), spark_schema(PAIRS))
+    return base.map_rows(rows, pair_answers, resolve=resolve)
 
 
 def _most_answers(atoms: DataFrame) -> DataFrame:
@@ -174,8 +131,8 @@ def _sizes(answers: DataFrame, size: int | None) -> DataFrame:
         requests = contexts * (contexts - 1) / 2 + contexts * responses
         shown: Column = F.lit(2)
     else:
-        whole = F.floor((contexts - 1) / size)
-        among = size * whole * (whole + 1) / 2 + (contexts - 1 - size * whole) * (whole + 1)
+        full = F.floor((contexts - 1) / size)
+        among = size * full * (full + 1) / 2 + (contexts - 1 - size * full) * (full + 1)
         requests = F.greatest(among, F.lit(0)) + responses * F.ceil(contexts / size)
         shown = F.lit(1) + F.least(F.lit(size), contexts)
     length = shown * F.col("longest") + F.col("asked")
@@ -184,17 +141,10 @@ def _sizes(answers: DataFrame, size: int | None) -> DataFrame:
 
 def _relations(compared: DataFrame, pairs: DataFrame) -> DataFrame:
     """Return the columns of `compare_answers` of requested and settled pairs."""
-    nothing = [F.lit(None).cast("string").alias(name) for name in ("error_type", "error")]
-    settled = pairs.where(F.col("settled").isNotNull()).select(
-        "sample_id",
-        "source",
-        "target",
-        F.lit(None).cast("string").alias("judged_by"),
-        F.lit(None).cast("string").alias("request_id"),
-        F.col("settled").alias("relation"),
-        *nothing,
-    )
-    return compared.select(*settled.columns).unionByName(settled)
+    settled = pairs.where(F.col("settled").isNotNull()).withColumn("relation", F.col("settled"))
+    unknown = dict.fromkeys(("judged_by", "request_id", "error_type", "error"), F.lit(None).cast("string"))
+    columns = (*PAIR, "judged_by", "request_id", "relation", "error_type", "error")
+    return compared.select(*columns).unionByName(settled.withColumns(unknown).select(*columns))
 
 
 NAME = "qa"
@@ -207,45 +157,38 @@ WORDS_OF_AN_ANSWER = 1
 
 def stages(settings: Settings) -> tuple[str, ...]:
     """Return the stages in order."""
-    return stages_with_contexts(settings, MINE, REFINE, ANSWER, stage_of(settings.qa))
+    return summaries.stages_with_contexts(settings, MINE, REFINE, ANSWER, stage_of(settings.qa))
 
 
-def assume(settings: Settings) -> Assumptions:
+def assume(settings: Settings) -> base.Assumptions:
     """Assume the maximum number of questions and answers, all with the highest ratings and confidences."""
-    answers = graphs.different_texts(WORDS_OF_AN_ANSWER)
+    answers = summaries.different_texts(WORDS_OF_AN_ANSWER)
+    questions = F.transform("questions", lambda text: F.concat(text, F.lit(summaries.MARK)))
+    confidences = _all_to_the_first(all_highest(answers))
     results = {
-        **assumed_summaries(),
-        MINE: {"questions": F.concat(F.array("query"), graphs.different_texts(WORDS_OF_A_QUESTION))},
-        REFINE: {
-            "questions": F.transform("questions", lambda text: F.concat(text, F.lit(MARK))),
-            "ratings": F.transform("questions", lambda _: F.lit(5.0)),
-            "weighted": F.lit(True),
-        },
-        ANSWER: {
-            "answers": _all_to_the_first(answers),
-            "confidences": _all_to_the_first(F.transform(answers, lambda _: F.lit(5.0))),
-            "weighted": F.lit(True),
-        },
+        **summaries.assumed_summaries(),
+        MINE: {"questions": F.concat(F.array("query"), summaries.different_texts(WORDS_OF_A_QUESTION))},
+        REFINE: {"questions": questions, "ratings": all_highest("questions"), "weighted": F.lit(True)},
+        ANSWER: {"answers": _all_to_the_first(answers), "confidences": confidences, "weighted": F.lit(True)},
         **assumed_comparisons(),
     }
-    return Assumptions(settings, results, expected=partial(_expected, settings))
+    return base.Assumptions(settings, results, expected=partial(_expected, settings))
 
 
-def _expected(settings: Settings, figures: StageFigures) -> dict[str, Mapping[str, Column]]:
+def _expected(settings: Settings, figures: summaries.StageFigures) -> dict[str, Mapping[str, Column]]:
     """Return the average number of questions and answers that pass."""
+    mine, refine, answer = (figures[stage] for stage in (MINE, REFINE, ANSWER))
     mined, listed, of_both = tokens_of("query", "text"), tokens_of("query", "questions"), tokens_of("text", "questions")
-    relevant = value_of(figures[REFINE].things, listed) * figures[REFINE].passing(settings.thresholds.relevance)
-    refined = rewritten("questions", whole(relevant, "query", "questions"))
-    sure = value_of(figures[ANSWER].things, of_both) * figures[ANSWER].passing(settings.thresholds.confidence)
+    relevant = value_of(refine.things, listed) * refine.passing(settings.thresholds.relevance)
+    refined = summaries.rewritten("questions", whole(relevant, "query", "questions"))
     # Equal answers of several texts make a single node
-    sure = sure * figures[ANSWER].distinct
-    size = size_of_things(figures[ANSWER], of_both)
-    mean = sure / F.size("questions")
+    sure = value_of(answer.things, of_both) * answer.passing(settings.thresholds.confidence) * answer.distinct
+    size, mean = size_of_things(answer, of_both), sure / F.size("questions")
     answers = F.transform("questions", lambda question: made_up(whole(mean, "text", question), size, "text", question))
-    count = whole(value_of(figures[MINE].things, mined), "query", "text")
+    count = whole(value_of(mine.things, mined), "query", "text")
     return {
-        **expected_summaries(figures),
-        MINE: {"questions": made_up(count, size_of_things(figures[MINE], mined), "text", "query")},
+        **summaries.expected_summaries(figures),
+        MINE: {"questions": made_up(count, size_of_things(mine, mined), "text", "query")},
         REFINE: {"questions": refined, "ratings": all_highest(refined), "weighted": F.lit(True)},
         ANSWER: {"answers": answers, "confidences": F.transform(answers, all_highest), "weighted": F.lit(True)},
         **assumed_comparisons(),
@@ -263,21 +206,22 @@ def _all_to_the_first(items: Column) -> Column:
     return F.concat(F.array(items), nothing)
 
 
-def score(samples: DataFrame, tools: Tools, settings: Settings) -> Tables:
+def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tables:
     """Return the tables `GRAPH_TABLES` of valid samples (columns of the table `samples`).
 
     Dejl et al. 2025; methods, section 3. A sample with a missing text has no further requests. A missing comparison
     leaves a score with bounds.
     """
-    calls = StageCalls(NAME, tools)
-    contexts = calls.record(SUMMARISE, tools.contexts())
-    texts = graphs.passages(samples, gather_contexts(contexts))
+    calls = base.StageCalls(NAME, tools)
+    contexts = calls.record(summaries.STAGE, tools.contexts())
+    texts = graphs.passages(samples, summaries.gather_contexts(contexts))
     of_response = settings.qa.questions == "all"
     to_mine = texts if of_response else texts.where(F.col("position").isNotNull())
     mined = calls.ask(MINE, to_mine, carry=("sample_id", "position", "context_id"))
     refined = calls.ask(REFINE, _questions_to_refine(calls.complete(mined, MINE), samples))
     passed = tools.keep(_passed_questions(refined, settings.thresholds.relevance), "questions")
-    answered = calls.ask(ANSWER, _questions_to_answer(texts, passed), carry=("sample_id", "position", "context_id"))
+    to_answer = texts.join(passed, on="sample_id", how="inner")
+    answered = calls.ask(ANSWER, to_answer, carry=("sample_id", "position", "context_id"))
     incomplete = calls.incomplete()
     complete = calls.complete(answered, ANSWER)
     atoms = tools.keep(_gather_answers(complete, passed, settings.thresholds.confidence), "atoms")
@@ -299,8 +243,7 @@ def _questions_to_refine(mined: DataFrame, samples: DataFrame) -> DataFrame:
     queries = samples.select("sample_id", "query")
     gathered = mined.groupBy("sample_id").agg(graphs.in_order("questions"))
     rows = gathered.join(queries, on="sample_id", how="inner").select("sample_id", "query", "passages")
-    distinct = rows.mapInArrow(gather_questions, spark_schema(SAMPLE_QUESTIONS))
-    return distinct.where(F.size("questions") > 0)
+    return base.map_rows(rows, gather_questions).where(F.size("questions") > 0)
 
 
 def _passed_questions(refined: DataFrame, threshold: float) -> DataFrame:
@@ -321,12 +264,6 @@ def _relevances(atoms: DataFrame, passed: DataFrame) -> DataFrame:
     return nodes.join(rated, on=["sample_id", "question"], how="inner").select("sample_id", "node", "relevance")
 
 
-def _questions_to_answer(texts: DataFrame, passed: DataFrame) -> DataFrame:
-    """Return a row per passage, with all questions of its sample."""
-    rows = texts.join(passed, on="sample_id", how="inner")
-    return rows.select("sample_id", "position", "context_id", "text", "questions")
-
-
 def _gather_answers(answered: DataFrame, passed: DataFrame, threshold: float) -> DataFrame:
     """Return the columns of `SAMPLE_NODES`, one row per sample of `answered`.
 
@@ -334,7 +271,7 @@ def _gather_answers(answered: DataFrame, passed: DataFrame, threshold: float) ->
     """
     gathered = answered.groupBy("sample_id").agg(graphs.in_order("answers", "confidences"))
     rows = gathered.join(passed, on="sample_id", how="inner").select("sample_id", "questions", "passages")
-    return rows.mapInArrow(partial(gather_answers, metric=NAME, threshold=threshold), spark_schema(SAMPLE_NODES))
+    return base.map_rows(rows, gather_answers, metric=NAME, threshold=threshold)
 
 
 def _edges(relations: DataFrame) -> DataFrame:
@@ -348,7 +285,7 @@ def _edges(relations: DataFrame) -> DataFrame:
     return forward.select(graph, "source", "target", judged).unionByName(turned)
 
 
-METRIC = Metric(
+METRIC = base.Metric(
     name=NAME,
     stages=stages,
     score=score,

@@ -5,21 +5,18 @@ The claims of a response and of its ground truth are checked against each other'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.metrics import base
-from untold.jobs.metrics.graphs import different_texts
-from untold.jobs.metrics.grounded_claims import claim_id, claim_rows
+from untold.jobs.metrics.grounded_claims import claim_rows, covered_statements
 from untold.jobs.metrics.judging import PAIR, judge_lists
 from untold.jobs.metrics.panel import RELATIONS, ask_judges, vote_rows
 from untold.jobs.metrics.settings import RagSettings
-from untold.jobs.metrics.summaries import StageFigures, expected_texts
+from untold.jobs.metrics.summaries import Extraction, assume_texts
 from untold.jobs.metrics.views import RagView
-from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts import rag_measures
 from untold.udfs.samples.items import RESPONSE, SIDES, TRUTH
@@ -27,30 +24,15 @@ from untold.udfs.samples.items import RESPONSE, SIDES, TRUTH
 NAME = "rag"
 EXTRACT, CHECK = STAGES = ("extract_claims", "check_claims")
 TABLES = ("statements", "scores", "measures", "claims", "contexts_used", "failures")
-# The fewest words of a claim, for an upper bound of the number of claims
-WORDS_OF_A_CLAIM = 2
 # Without a ground truth, only faithfulness and its parts are defined
 READS = ("ground_truth", "claim_checks")
-# The bounds of a sample without results. Counts have no upper bound
-UNKNOWN: Mapping[str, tuple[float | None, float | None]] = {
-    name: (None, None) if name in (rag_measures.CLAIMS, rag_measures.TRUTH_CLAIMS) else (0.0, 1.0)
-    for name in rag_measures.names_of_measures()
-}
+UNKNOWN = base.bounds_of(rag_measures.names_of_measures(), rag_measures.CLAIMS, rag_measures.TRUTH_CLAIMS)
 
 
 def assume(settings: Settings) -> base.Assumptions:
     """Assume the maximum number of claims, each checked against all texts, and complete lists."""
-    results = {EXTRACT: {"claims": different_texts(WORDS_OF_A_CLAIM)}, **_judged()}
-    return base.Assumptions(settings, results, expected=_expected)
-
-
-def _judged() -> dict[str, Mapping[str, Column]]:
-    return {CHECK: {"relations": F.transform("targets", lambda _: F.lit("neutral"))}}
-
-
-def _expected(figures: StageFigures) -> dict[str, Mapping[str, Column]]:
-    """Return the average number of claims of a text."""
-    return {EXTRACT: {"claims": expected_texts(figures[EXTRACT], "text")}, **_judged()}
+    judged = {CHECK: {"relations": F.transform("targets", lambda _: F.lit("neutral"))}}
+    return assume_texts(settings, {EXTRACT: Extraction("claims")}, judged)
 
 
 def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tables:
@@ -59,11 +41,12 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     Ru et al. 2024; methods, section 16. A sample without its claims is not checked. A missing relation leaves measures
     with bounds. The given `claim_checks` of samples need no request.
     """
-    calls, brought = base.StageCalls(NAME, tools), _with_checks(samples)
+    calls = base.StageCalls(NAME, tools)
+    brought = samples.select("sample_id", "response", "contexts", *base.optional_columns(samples, READS))
     extracted = calls.ask(EXTRACT, _texts(brought), carry=("sample_id", "side"))
     incomplete = calls.incomplete()
     gathered = _gather(calls.complete(brought), extracted)
-    owners = tools.keep(gathered.mapInArrow(rag_measures.claim_owners, spark_schema(rag_measures.OWNERS)), "owners")
+    owners = tools.keep(base.map_rows(gathered, rag_measures.claim_owners), "owners")
     ask = partial(judge_lists, owners, stage=CHECK, size=settings.rag.claims_per_request)
     related = ask_judges(lambda own: ask(tools=own), tools, settings, PAIR, "relation", RELATIONS)
     checked = calls.record(CHECK, _of_samples(owners, tools.keep(related, "judged")))
@@ -71,19 +54,14 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     known = judged.where(base.is_judged())
     stated = known.select("sample_id", F.inline("claims"))
     return {
-        "statements": _statement_rows(known),
+        "statements": covered_statements(known, NAME),
         "scores": base.measured_scores(judged, NAME, rag_measures.F1, F.lit(0)),
         "measures": base.measure_rows(judged, NAME, UNKNOWN),
         "claims": claim_rows(NAME, stated.select("sample_id", "position", "text"), stated),
-        "contexts_used": known.select("sample_id", F.lit(NAME).alias("metric"), F.inline("contexts")),
+        "contexts_used": base.contract_rows("contexts_used", NAME, known.select("sample_id", F.inline("contexts"))),
         "failures": calls.failures(),
         **vote_rows(NAME, CHECK, checked, "side", "rank", F.col("place") + 1),
     }
-
-
-def _with_checks(samples: DataFrame) -> DataFrame:
-    """Return sample_id, response, contexts, and the columns of `READS`, null if the input lacks them."""
-    return samples.select("sample_id", "response", "contexts", *base.optional_columns(samples, READS))
 
 
 def _texts(brought: DataFrame) -> DataFrame:
@@ -123,23 +101,7 @@ def _conclude(gathered: DataFrame, checked: DataFrame) -> DataFrame:
     relations = base.collect(checked, "judged", "side", "rank", "place", "relation")
     named = F.transform("contexts", lambda one: F.struct(one["id"].alias("id")))
     rows = gathered.withColumn("contexts", named).drop("response").join(relations, on="sample_id", how="left")
-    return base.conclude(rows, rag_measures.conclude_checks, rag_measures.CONCLUDED)
-
-
-def _statement_rows(known: DataFrame) -> DataFrame:
-    """Return the table `statements`: the claims of the ground truth, with the contexts that state each."""
-    texts = F.lit(None).cast("array<string>")
-    return known.select("sample_id", F.inline("statements")).select(
-        "sample_id",
-        F.lit(NAME).alias("metric"),
-        claim_id(NAME, "number").alias("statement_id"),
-        "text",
-        "covered",
-        F.lit(None).cast("boolean").alias("in_basis"),
-        "sources",
-        texts.alias("members"),
-        "relation",
-    )
+    return base.conclude(rows, rag_measures.conclude_checks)
 
 
 METRIC = base.Metric(

@@ -7,28 +7,24 @@ evidence.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.graph.condensation import condense_batches
+from untold.graph.condensation import CONDENSED, condense_batches
 from untold.jobs.inference.stage.requests import OUTCOME, Rows, has_failed
-from untold.jobs.metrics.base import StageCalls, Tools
+from untold.jobs.metrics.base import StageCalls, Tools, map_rows, shared_failures
 from untold.jobs.metrics.grounded_claims import chunk_name
 from untold.jobs.metrics.summaries import STAGE as SUMMARISE
 from untold.jobs.metrics.summaries import summarise_contexts
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
-from untold.udfs.facts.claim_verdicts import EVIDENCE, choose_evidence, chunk_evidence
-from untold.udfs.facts.importance_measures import RANKED, rank_batches
+from untold.udfs.facts.claim_verdicts import choose_evidence, chunk_evidence
+from untold.udfs.facts.importance_measures import rank_batches
 from untold.udfs.facts.reference_facts import (
     FACTS,
-    FOUND,
-    PAIRS,
-    PASSAGES,
-    TO_RATE,
     batch_facts,
     cut_texts,
     gather_facts,
@@ -118,18 +114,16 @@ def find_evidence(owners: Owners, tools: Tools, settings: Settings, documents: i
     """
     source = settings.knowledge.source
     if source == "contexts":
-        cut = partial(chunk_evidence, words=settings.index.chunk_words, overlap=settings.index.chunk_overlap)
-        return Evidence(owners.owners.select("owner", "contexts").mapInArrow(cut, spark_schema(EVIDENCE)))
+        contexts, index = owners.owners.select("owner", "contexts"), settings.index
+        return Evidence(map_rows(contexts, chunk_evidence, words=index.chunk_words, overlap=index.chunk_overlap))
     queries = owners.owners.select(F.col("owner").alias("sample_id"), "query")
     hits = tools.retrieve(queries).withColumnRenamed("sample_id", "owner")
     found = F.when(F.col("rank").isNotNull(), F.struct("rank", "chunk_id", "document_id", "url", "text", "similarity"))
     # collect_list skips the nulls of queries without a hit
     by_owner = hits.groupBy("owner").agg(F.collect_list(found).alias("hits"))
-    retriever = settings.knowledge.retriever
-    choose = partial(
-        choose_evidence, documents=documents if source == "index" else None, decimals=decimals_of(retriever)
-    )
-    return Evidence(tools.keep(by_owner.mapInArrow(choose, spark_schema(EVIDENCE)), "evidence"), hits)
+    most, decimals = documents if source == "index" else None, decimals_of(settings.knowledge.retriever)
+    chosen = map_rows(by_owner, choose_evidence, documents=most, decimals=decimals)
+    return Evidence(tools.keep(chosen, "evidence"), hits)
 
 
 def failures_of_owners(calls: StageCalls, owners: Owners, evidence: Evidence) -> DataFrame:
@@ -137,9 +131,8 @@ def failures_of_owners(calls: StageCalls, owners: Owners, evidence: Evidence) ->
     failures = calls.failures(owners.owned)
     if evidence.hits is None:
         return failures
-    lost = owners.owned.join(evidence.hits.where(has_failed()), on="owner", how="inner")
-    rows = lost.select("sample_id", F.lit(calls.metric).alias("metric"), "stage", *OUTCOME)
-    return failures.unionByName(rows.distinct())
+    lost = evidence.hits.where(has_failed()).select("owner", "stage", *OUTCOME)
+    return failures.unionByName(shared_failures(calls.metric, owners.owned, lost, "owner"))
 
 
 def needed_facts(settings: Settings) -> tuple[str, ...]:
@@ -153,51 +146,45 @@ EXTRACT, RELATE, RATE = "extract_facts", "classify_relation", "rate_importance"
 ENTAILMENT = "entailment"
 # K-QA has 6,962 pairs of statements of one question, and 1,463 of them are near enough for a request
 NEAR_SHARE = 0.21
-CLASSES = (
-    "graph string, classes array<struct<node: long, statement: long, representative: boolean, covered: boolean, "
-    "in_basis: boolean>>, covered long, uncovered long, low double, high double"
-)
 
 
-@dataclass(frozen=True)
-class ReferenceFacts:
-    """The facts of the owners.
-
-    Attributes:
-        ranked: the columns of `RANKED`, one row per owner with known facts.
-        left_out: owner, left_out: the number of facts above `importance.max_facts`.
-        texts: owner: the owners with a text or with given facts.
-        incomplete: owner, lost, waiting.
-    """
-
-    ranked: DataFrame
-    left_out: DataFrame
-    texts: DataFrame
-    incomplete: DataFrame
+def stages_of(settings: Settings) -> tuple[str, ...]:
+    """Return the stages of the facts and their weights."""
+    condense = settings.summarise_contexts and settings.knowledge.source == "contexts"
+    relate = settings.importance.duplicates == "entailed"
+    return (*((SUMMARISE,) if condense else ()), EXTRACT, EMBED, *((RELATE,) if relate else ()), RATE)
 
 
-def find_reference_facts(owners: Owners, evidence: Evidence, calls: StageCalls, settings: Settings) -> ReferenceFacts:
+def find_reference_facts(owners: Owners, evidence: Evidence, calls: StageCalls, settings: Settings) -> DataFrame:
     """Return the ranked facts of each owner: the merged facts of its texts, or its given facts, rated if necessary.
 
-    calls: the calls of owners.
+    The columns are owner, facts and rated (of `RANKED`, null without known facts), left_out (the number of facts above
+    `importance.max_facts`), has_texts (the owner has a text or given facts), lost and waiting. calls: the calls of
+    owners.
     """
     tools, given = calls.tools, _given_facts(owners.owners)
     mined = owners.owners.where(F.col("given").isNull())
     texts = find_texts(mined, evidence, calls, settings)
-    passages = texts.mapInArrow(partial(cut_texts, words=settings.importance.passage_words), spark_schema(PASSAGES))
+    passages = map_rows(texts, cut_texts, words=settings.importance.passage_words)
     extracted = calls.ask(EXTRACT, passages, carry=("owner", "place", "passage", "source"))
     searched = _searched(mined, evidence)
     found = tools.keep(_found(extracted, calls.incomplete(*searched), settings), "found-facts")
     facts = _merge(found, calls, settings).unionByName(given)
     queries = owners.owners.select("owner", "query")
     to_rate = tools.keep(calls.complete(queries.join(facts, on="owner", how="inner"), EMBED, RELATE), "merged-facts")
-    prompts = to_rate.mapInArrow(partial(batch_facts, most=settings.importance.batch), spark_schema(TO_RATE))
+    prompts = map_rows(to_rate, batch_facts, most=settings.importance.batch)
     rated = calls.ask(RATE, prompts, carry=("owner", "batch"))
     with_texts = texts.select("owner").unionByName(given.select("owner")).distinct()
-    incomplete = tools.keep(calls.incomplete(*searched), "incomplete-owners")
-    ranked = tools.keep(_rank(calls.complete(to_rate, RATE), rated, settings), "ranked-facts")
-    left_out = found.select("owner", "left_out")
-    return ReferenceFacts(ranked, left_out, tools.keep(with_texts, "owners-with-texts"), incomplete)
+    ranked = _rank(calls.complete(to_rate, RATE), rated, settings)
+    known = (
+        found.select("owner", "left_out"),
+        ranked,
+        calls.incomplete(*searched),
+        with_texts.withColumn("has_texts", F.lit(True)),
+    )
+    joined = reduce(lambda rows, more: rows.join(more, on="owner", how="left"), known, owners.owners.select("owner"))
+    flags = {name: F.coalesce(name, F.lit(False)) for name in ("lost", "waiting", "has_texts")}
+    return tools.keep(joined.withColumns(flags), "ranked-facts")
 
 
 def find_texts(owners: DataFrame, evidence: Evidence, calls: StageCalls, settings: Settings) -> DataFrame:
@@ -237,8 +224,7 @@ def _found(extracted: DataFrame, incomplete: DataFrame, settings: Settings) -> D
     passage = F.struct("place", "passage", "source", "facts")
     by_owner = extracted.groupBy("owner").agg(F.array_sort(F.collect_list(passage)).alias("passages"))
     whole = by_owner.join(incomplete.select("owner"), on="owner", how="left_anti")
-    gather = partial(gather_facts, most=settings.importance.max_facts)
-    return whole.mapInArrow(gather, spark_schema(FOUND))
+    return map_rows(whole, gather_facts, most=settings.importance.max_facts)
 
 
 def _given_facts(owners: DataFrame) -> DataFrame:
@@ -246,18 +232,10 @@ def _given_facts(owners: DataFrame) -> DataFrame:
     null = F.lit(None).cast("array<string>")
     one = F.transform(
         "given",
-        lambda item: F.struct(
-            item["reference_id"].alias("reference_id"),
-            item["text"].alias("text"),
-            item["anchor"].alias("anchor"),
-            null.alias("sources"),
-            null.alias("members"),
-            item["weight"].alias("weight"),
-        ),
+        lambda item: item.dropFields("importance").withField("sources", null).withField("members", null),
     )
-    schema = spark_schema(FACTS)
     given = owners.where(F.col("given").isNotNull())
-    return given.select("owner", one.cast(schema["facts"].dataType).alias("facts"))
+    return given.select("owner", one.cast(spark_schema(FACTS)["facts"].dataType).alias("facts"))
 
 
 def _merge(found: DataFrame, calls: StageCalls, settings: Settings) -> DataFrame:
@@ -268,7 +246,7 @@ def _merge(found: DataFrame, calls: StageCalls, settings: Settings) -> DataFrame
     own = settings.importance
     if own.duplicates == "none":
         alone = found.withColumn("classes", F.lit(None).cast("array<struct<node: long>>"))
-        return alone.mapInArrow(merge_classes, spark_schema(FACTS))
+        return map_rows(alone, merge_classes)
     embedded = calls.ask(EMBED, _to_embed(found), carry=("owner", "place"))
     by_owner = embedded.groupBy("owner").agg(
         F.transform(F.array_sort(F.collect_list(F.struct("place", "vector"))), lambda one: one["vector"]).alias(
@@ -277,10 +255,9 @@ def _merge(found: DataFrame, calls: StageCalls, settings: Settings) -> DataFrame
     )
     ready = calls.tools.keep(found.join(by_owner, on="owner", how="left"), "facts-with-vectors")
     if own.duplicates != "entailed":
-        merge = partial(merge_near, method=own.duplicates, threshold=own.duplicate_distance)
-        return ready.mapInArrow(merge, spark_schema(FACTS))
+        return map_rows(ready, merge_near, method=own.duplicates, threshold=own.duplicate_distance)
     classes = _classes(found, calls.ask(RELATE, _near_pairs(ready), carry=()))
-    return found.join(classes, on="owner", how="left").mapInArrow(merge_classes, spark_schema(FACTS))
+    return map_rows(found.join(classes, on="owner", how="left"), merge_classes)
 
 
 def _to_embed(found: DataFrame) -> DataFrame:
@@ -294,7 +271,7 @@ def _near_pairs(ready: DataFrame) -> Rows:
 
     Without vectors, a plan assumes that any two facts of an owner may be near.
     """
-    pairs = ready.mapInArrow(pair_near, spark_schema(PAIRS))
+    pairs = map_rows(ready, pair_near)
     facts = ready.select("owner", F.posexplode("found").alias("place", "fact")).select(
         "owner", F.col("place").cast("long").alias("place"), F.col("fact.text").alias("text")
     )
@@ -329,7 +306,7 @@ def _classes(found: DataFrame, related: DataFrame) -> DataFrame:
     graphs = found.select(F.col("owner").alias("graph"), node.alias("nodes"), "owner").join(
         edges, on="owner", how="left"
     )
-    condensed = graphs.select("graph", "nodes", "edges").mapInArrow(condense_batches, CLASSES)
+    condensed = graphs.select("graph", "nodes", "edges").mapInArrow(condense_batches, CONDENSED.format("long"))
     return condensed.select(F.col("graph").alias("owner"), "classes")
 
 
@@ -339,5 +316,4 @@ def _rank(facts: DataFrame, rated: DataFrame, settings: Settings) -> DataFrame:
     prompt = F.struct("batch", "relevance", "salience")
     ratings = rated.groupBy("owner").agg(F.array_sort(F.collect_list(prompt)).alias("ratings"))
     both = facts.join(ratings, on="owner", how="left")
-    rank = partial(rank_batches, relevance_weight=own.relevance_weight, min_weight=own.min_weight, top=own.top_k)
-    return both.mapInArrow(rank, spark_schema(RANKED))
+    return map_rows(both, rank_batches, own.relevance_weight, own.min_weight, own.top_k)

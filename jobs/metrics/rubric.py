@@ -7,7 +7,6 @@ content that a response should avoid.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -19,7 +18,6 @@ from untold.jobs.metrics.judging import NumberedList
 from untold.jobs.metrics.panel import ordered, vote_rows
 from untold.jobs.metrics.settings import RubricSettings
 from untold.jobs.metrics.views import RubricView
-from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts import rubric_measures
 from untold.udfs.samples import citations
@@ -76,7 +74,7 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     concluded = tools.keep(_conclude(given, judged, own.score), "concluded")
     known = base.with_status(samples, concluded)
     return {
-        "criteria": concluded.select("sample_id", F.lit(NAME).alias("metric"), F.inline("criteria")),
+        "criteria": base.contract_rows("criteria", NAME, concluded.select("sample_id", F.inline("criteria"))),
         "scores": base.measured_scores(known, NAME, own.score, F.lit(0), always=True),
         "measures": base.bounded_measures(known, NAME),
         "failures": calls.failures(),
@@ -93,7 +91,7 @@ def _given(samples: DataFrame, *, relative: bool) -> DataFrame:
     (blocked,) = base.optional_columns(samples, ("blocked_sources",))
     named = samples.select("sample_id", "query", "response", reference.alias("reference"), "rubric", blocked)
     cut = named.where(F.size("blocked_sources") > 0).select("sample_id", "response", "blocked_sources")
-    unblocked = cut.mapInArrow(citations.unblocked_batches, spark_schema(citations.UNBLOCKED))
+    unblocked = base.map_rows(cut, citations.unblocked_batches)
     blank = {"blank": base.is_blank(RESPONSE)} | {f"{side}_blank": base.is_blank(side) for side in SIDES[1:]}
     return named.join(unblocked, on="sample_id", how="left").withColumns(blank)
 
@@ -131,8 +129,7 @@ def _conclude(given: DataFrame, judged: DataFrame, score: str) -> DataFrame:
     blank = ("blank", *(f"{side}_blank" for side in SIDES[1:]))
     is_blocked = F.col("blocked_sources").isNotNull().alias("is_blocked")
     rows = given.select("sample_id", "rubric", *blank, is_blocked).join(by_sample, on="sample_id", how="left")
-    conclude = partial(rubric_measures.conclude_batches, score=score)
-    concluded = base.conclude(rows, conclude, rubric_measures.CONCLUDED)
+    concluded = base.conclude(rows, rubric_measures.conclude_batches, score=score)
     is_lost = ~F.col("known") & ~F.col("empty") & ~F.coalesce("waiting", F.lit(False)) & (F.col("unjudged") > 0)
     return concluded.withColumn("lost", is_lost)
 

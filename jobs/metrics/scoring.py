@@ -24,7 +24,7 @@ from untold.jobs.inputs.samples import Samples
 from untold.jobs.inputs.sampling import Draw
 from untold.jobs.lakehouse.inputs import read_table, table_named
 from untold.jobs.metrics import judged_stages_of, needs_of, optional_of, stages_of
-from untold.jobs.metrics.base import Metric, Tables, measure_rows, score_columns, unknown_measures
+from untold.jobs.metrics.base import Metric, Tables, contract_rows, map_rows, measure_rows, unknown_measures
 from untold.jobs.metrics.condensing import Condenser
 from untold.jobs.metrics.summaries import STAGE as SUMMARISE
 from untold.jobs.metrics.summaries import summarise_contexts
@@ -34,7 +34,7 @@ from untold.jobs.run.session import is_connect, spark_schema
 from untold.jobs.settings.model import Settings, backend_for, settings_of_judges
 from untold.jobs.settings.sections import BudgetSettings
 from untold.jobs.tables import TABLES
-from untold.udfs.facts.importance_measures import CLAIMS, CLAIMS_AT, WEIGHED, claims_at_batches, weigh_batches
+from untold.udfs.facts.importance_measures import CLAIMS, claims_at_batches, weigh_batches
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.index_table import Catalog
 from untold.udfs.stages import LOOKUPS
@@ -259,8 +259,7 @@ def _weighed(metric: Metric, tables: Tables, samples: DataFrame, tools: RunTools
     rows = status.join(by_sample, on="sample_id", how="left").join(
         samples.select("sample_id", sources.alias("contexts")), on="sample_id", how="left"
     )
-    weigh = partial(weigh_batches, weighting=weighting)
-    weighed = tools.keep(rows.mapInArrow(weigh, spark_schema(WEIGHED)), "weighed-statements")
+    weighed = tools.keep(map_rows(rows, weigh_batches, weighting=weighting), "weighed-statements")
     weights = weighed.select("sample_id", F.inline("weights"))
     combined = {name: F.coalesce(name, f"relevance_{name}") for name in ("weight", "rank")}
     joined = statements.join(weights, on=["sample_id", "statement_id"], how="left").withColumns(combined)
@@ -287,9 +286,8 @@ def with_claims_at_k(metric: Metric, tables: Tables, settings: Settings) -> Tabl
         F.when(has_reference, F.any_value(F.when(name == CLAIMS, F.col("value")), True)).alias("claims"),
         F.any_value(F.when(name == share, ends), True).alias("share"),
     )
-    found = by_sample.mapInArrow(partial(claims_at_batches, k=k), spark_schema(CLAIMS_AT))
-    added = found.select("sample_id", F.lit(metric.name).alias("metric"), F.inline("measures"))
-    return {**tables, "measures": measures.unionByName(added)}
+    found = map_rows(by_sample, claims_at_batches, k=k).select("sample_id", F.inline("measures"))
+    return {**tables, "measures": measures.unionByName(contract_rows("measures", metric.name, found))}
 
 
 def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame, settings: Settings) -> Tables:
@@ -297,11 +295,9 @@ def _with_unusable(metric: Metric, tables: Tables, unusable: DataFrame, settings
 
     Such a row has a score in every metric, with the status failed and the bounds 0 and 1 (docs/contract.md, "Bounds").
     """
-    null = F.lit(None).cast("double")
-    nothing = [null.alias(name) for name in ("covered", "uncovered", "unjudged", "low", "high")]
-    failed = unusable.select("sample_id", "system", *nothing, F.lit("failed").alias("status"))
+    bounds = {"score_low": F.lit(0.0), "score_high": F.lit(1.0)}
     added = {
-        "scores": failed.select(*score_columns(metric.name)),
+        "scores": contract_rows("scores", metric.name, unusable, **bounds, status=F.lit("failed")),
         "failures": invalid_rows(unusable, metric.name),
     }
     if unknown := metric.bounds_of_unknown(settings):

@@ -7,12 +7,14 @@ equal outputs. Generated texts contain a mark, so no store has completions for t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.inference.stage.requests import has_failed, is_unasked
+from untold.jobs.metrics.base import Assumptions
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.usage import BYTES_OF_A_TOKEN
 from untold.udfs.stages.definitions import Figures, LinearSize
@@ -25,6 +27,74 @@ MARK = "\uffff"
 def stages_with_contexts(settings: Settings, *own: str) -> tuple[str, ...]:
     """Return the stages of a metric with contexts: the summaries if they are on, and its own stages."""
     return (STAGE, *own) if settings.summarise_contexts else own
+
+
+# The length of an atom or answer in a plan, in characters. Few are longer. With whole texts, the tokens of a plan would
+# grow with the square of the length
+LONGEST_ATOM = 300
+# The fewest words of an extracted text, for an upper bound of the number of texts
+FEWEST_WORDS = 2
+
+
+class Extraction(NamedTuple):
+    """The texts that a stage extracts, for a plan.
+
+    Attributes:
+        output: the column of the stage's output.
+        text: the variable that the texts come from.
+        others: the other variables whose length counts.
+        most: the maximum number of texts, None for a number that depends on the length of the text.
+    """
+
+    output: str
+    text: str = "text"
+    others: tuple[str, ...] = ()
+    most: int | None = None
+
+    def largest(self) -> dict[str, Column]:
+        """Return the maximum number of texts."""
+        if self.most is None:
+            return {self.output: different_texts(FEWEST_WORDS, self.text)}
+        text = F.substring(self.text, 1, LONGEST_ATOM)
+        of_number = F.transform(numbers(F.lit(self.most)), lambda number: F.concat(number, F.lit(MARK), text))
+        return {self.output: of_number}
+
+    def average(self, figures: Figures) -> dict[str, Column]:
+        """Return the average number of texts."""
+        return {self.output: expected_texts(figures, self.text, *self.others, most=self.most)}
+
+
+def assume_texts(
+    settings: Settings,
+    extracting: Mapping[str, Extraction],
+    judged: Mapping[str, Mapping[str, Column]],
+    at_most: Iterable[str] = (),
+) -> Assumptions:
+    """Assume the maximum number of texts of each extracting stage, or the average number.
+
+    judged: the output of the other stages. at_most: as in `Assumptions`.
+    """
+
+    def expected(figures: StageFigures) -> dict[str, Mapping[str, Column]]:
+        found = {stage: one.average(figures[stage]) for stage, one in extracting.items() if stage in figures}
+        return {**expected_summaries(figures), **judged, **found}
+
+    largest = {stage: one.largest() for stage, one in extracting.items()}
+    return Assumptions(settings, {**assumed_summaries(), **judged, **largest}, frozenset(at_most), expected)
+
+
+def different_texts(words: int, of: str = "text") -> Column:
+    """Return the parts of a text for a plan: the beginning of the text, once for `words` words of it.
+
+    The column `of` has the texts. `words` is the fewest words of a part, so the number of parts is an upper bound.
+    Each part contains its number between marks, which makes all nodes and all requests for pairs different.
+    """
+    count = F.ceil(F.size(F.split(F.trim(of), r"\s+")) / words).cast("int")
+    text = F.substring(of, 1, LONGEST_ATOM)
+    return F.transform(
+        F.sequence(F.lit(1), count),
+        lambda number: F.concat(F.lit(MARK), number.cast("string"), F.lit(MARK), text),
+    )
 
 
 def assumed_summaries() -> dict[str, Mapping[str, Column]]:

@@ -6,26 +6,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from untold.jobs.inference.stage.requests import OUTCOME, has_failed, is_unasked, outcomes
-from untold.jobs.metrics.base import Tools
-from untold.jobs.metrics.grounded_claims import ENTAILMENT, chunk_name, claim_id, judge_lists
+from untold.jobs.inference.stage.requests import OUTCOME, has_failed, is_unasked
+from untold.jobs.metrics.base import Tools, contract_rows, map_rows
+from untold.jobs.metrics.grounded_claims import CLAIM, ENTAILMENT, chunk_name, claim_id, judge_lists, lost_claims
 from untold.jobs.metrics.judging import CLASSIFY_LISTS
 from untold.jobs.metrics.panel import ask_judges, weaker
 from untold.jobs.metrics.reference_facts import Evidence, Owners
 from untold.jobs.retrieval.sources import STAGE as EMBED
 from untold.jobs.retrieval.sources import query_key
-from untold.jobs.run.session import spark_schema
 from untold.jobs.settings.model import Settings
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, CONTRADICTION, NOT_SUPPORTED, SUPPORTED
-from untold.udfs.retrieval.ranking import RANKED, rank_contexts
+from untold.udfs.retrieval.ranking import rank_contexts
 
 VERIFY = "verify_claim"
-CLAIM = ("owner", "claim_key")
 VERDICTS = weaker(NOT_SUPPORTED, SUPPORTED, CONTRADICTED)
 # More than any array of Spark has
 ALL_CHUNKS = 2**31 - 1
@@ -41,7 +38,8 @@ class VerifiedClaims:
 
     Attributes:
         claims: sample_id, position, text, owner, claim_key, verdict, judged (false if the claim gets no verdict),
-            waiting, and shown array<struct<rank, chunk_id, similarity>>, the chunks of its request.
+            waiting, and the chunks of its request by rank: shown array<struct<rank, chunk_id, similarity>>, and their
+            ids as evidence.
         chunks: chunk_id, document_id, url, text: the shown chunks, a row per claim.
         failures: owner, claim_key, stage, `OUTCOME`.
         judged: the verdicts with `CLAIM`, by claim, or by claim and chunk for lists.
@@ -79,7 +77,7 @@ def verify_claims(
         relations = asked.select(*CLAIM, "relation", is_unasked().alias("unanswered"))
     judged = keyed.join(_verdicts(ready, relations), on=list(CLAIM), how="left")
     chunks = ready.select(F.explode("shown").alias("one")).select(*(f"one.{name}" for name in CHUNK))
-    failures = embedded.unionByName(_failed(asked, verifying_stage(settings)))
+    failures = embedded.unionByName(lost_claims(asked, verifying_stage(settings)))
     return VerifiedClaims(tools.keep(judged, "verified-claims"), chunks, failures, asked)
 
 
@@ -127,7 +125,7 @@ def _nearest(claims: DataFrame, evidence: Evidence, most: int, tools: Tools) -> 
     broken = pieces.where(has_failed()).select("owner", F.lit(EMBED).alias("stage"), *OUTCOME)
     of_chunks = queries.select(*CLAIM).join(broken, on="owner", how="inner")
     nearest = flags.join(_ranked(pieces, wanted, most), on=list(CLAIM), how="left")
-    return nearest, of_chunks.unionByName(_failed(wanted, EMBED))
+    return nearest, of_chunks.unionByName(lost_claims(wanted, EMBED))
 
 
 def _ranked(pieces: DataFrame, wanted: DataFrame, most: int) -> DataFrame:
@@ -141,8 +139,8 @@ def _ranked(pieces: DataFrame, wanted: DataFrame, most: int) -> DataFrame:
     query = F.struct(F.col("claim_key").alias("query"), "text", "vector")
     with_queries = wanted.where(has).groupBy("owner").agg(F.collect_list(query).alias("queries"))
     both = by_owner.where("whole").join(with_queries, on="owner", how="inner")
-    rank = partial(rank_contexts, k=most, retrievers=("dense",))
-    ranked = both.select(F.col("owner").alias("sample_id"), "chunks", "queries").mapInArrow(rank, spark_schema(RANKED))
+    named = both.select(F.col("owner").alias("sample_id"), "chunks", "queries")
+    ranked = map_rows(named, rank_contexts, k=most, retrievers=("dense",))
     named = ranked.withColumnsRenamed({"sample_id": "owner", "query": "claim_key"})
     one = F.struct("rank", "chunk_id", "document_id", "url", "text", "similarity")
     return (
@@ -217,7 +215,7 @@ def _united(pairs: DataFrame) -> DataFrame:
 
 
 def _verdicts(ready: DataFrame, relations: DataFrame) -> DataFrame:
-    """Return owner, claim_key, verdict, judged, waiting, shown: a row per distinct claim."""
+    """Return owner, claim_key, verdict, judged, waiting, shown, evidence: a row per distinct claim."""
     missed, waiting, unanswered, unasked = (
         F.coalesce(name, F.lit(False)) for name in ("missed", "waiting", "unanswered", "unasked")
     )
@@ -231,24 +229,11 @@ def _verdicts(ready: DataFrame, relations: DataFrame) -> DataFrame:
         "judged",
         (waiting | unanswered | unasked).alias("waiting"),
         shown.alias("shown"),
+        F.transform("shown", lambda one: one["chunk_id"]).alias("evidence"),
     )
-
-
-def _failed(asked: DataFrame, stage: str) -> DataFrame:
-    """Return owner, claim_key, stage, `OUTCOME` of the failed requests of claims."""
-    return outcomes(asked, *CLAIM).where(has_failed()).select(*CLAIM, F.lit(stage).alias("stage"), *OUTCOME)
 
 
 def evidence_rows(metric: str, verified: VerifiedClaims) -> DataFrame:
     """Return the table `evidence`: each chunk of the request of a claim, with the verdict of the claim."""
-    shown = verified.claims.select("sample_id", "position", "verdict", F.explode("shown").alias("one"))
-    return shown.select(
-        "sample_id",
-        F.lit(metric).alias("metric"),
-        claim_id(metric).alias("claim_id"),
-        "one.chunk_id",
-        "one.rank",
-        "one.similarity",
-        F.col("verdict").alias("relation"),
-        F.lit(None).cast("double").alias("probability"),
-    )
+    shown = verified.claims.select("sample_id", "position", F.col("verdict").alias("relation"), F.inline("shown"))
+    return contract_rows("evidence", metric, shown, claim_id=claim_id(metric))

@@ -9,20 +9,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
+from operator import itemgetter
 from typing import Any
 
-import pyarrow as pa
-
+from untold.udfs.arrow import FLAG, FLOAT, NUMBER, TEXT, Row, columns, over_rows, struct
 from untold.udfs.errors import UserError
 from untold.udfs.facts.claim_verdicts import SUPPORTED, distinct_texts
-from untold.udfs.samples.batches import in_batches
 from untold.udfs.samples.file_records import READ_ERRORS
 from untold.udfs.samples.files import open_text
 from untold.udfs.samples.values import load_json, text_of
 
 NAMES = ("query_id", "subtopic_id", "doc_id", "relevance")
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
-ANNOTATIONS = pa.schema([(name, pa.string()) for name in ("topic", "subtopic", "document")])
+ANNOTATIONS = columns(topic=TEXT, subtopic=TEXT, document=TEXT)
 # 128 bits, as in the keys of requests
 _DIGEST_BYTES = 16
 
@@ -47,20 +47,23 @@ def read_qrels(path: str) -> Iterator[Annotation]:
     subtopic_id, doc_id and relevance. Raises QrelsError for an unreadable file and for a line in another format.
     """
     read = _of_json if is_json(path) else _of_columns
+    for number, line in numbered_lines(path, QrelsError, "icat.qrels"):
+        try:
+            *named, relevance = read(line)
+            relevant = float(relevance) > 0
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise QrelsError(f"{path} line {number}: {_expected(path)}") from None
+        if relevant:
+            yield Annotation(*named)
+
+
+def numbered_lines(path: str, fault: type[UserError], setting: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file that are not blank, with their numbers. Raises `fault` for an unreadable file."""
     try:
         with open_text(path) as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    *named, relevance = read(line)
-                    relevant = float(relevance) > 0
-                except (ValueError, TypeError, KeyError, RecursionError):
-                    raise QrelsError(f"{path} line {number}: {_expected(path)}") from None
-                if relevant:
-                    yield Annotation(*named)
+            yield from ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
     except READ_ERRORS as error:
-        raise QrelsError(f"{path} cannot be read ({type(error).__name__}). Check icat.qrels") from error
+        raise fault(f"{path} cannot be read ({type(error).__name__}). Check {setting}") from error
 
 
 def is_json(path: str) -> bool:
@@ -81,11 +84,10 @@ def digest_of_qrels(path: str) -> str:
     return f"{total % 2 ** (8 * _DIGEST_BYTES):0{2 * _DIGEST_BYTES}x}"
 
 
-def annotated_documents(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+@over_rows(ANNOTATIONS)
+def annotated_documents(row: Row) -> Iterator[Row]:
     """Yield the annotations that count, as columns of `ANNOTATIONS`, from the paths of files (column path)."""
-    for batch in batches:
-        for path in batch.column("path").to_pylist():
-            yield from in_batches(map(vars, read_qrels(path)), ANNOTATIONS)
+    return map(vars, read_qrels(row["path"]))
 
 
 def _of_columns(line: str) -> list[str]:
@@ -108,39 +110,14 @@ def _expected(path: str) -> str:
 
 FACT, COVERAGE, ICAT, CLAIMS = MEASURES = ("s_fact", "s_coverage", "icat", "claims")
 
-ASPECT = pa.struct([("reference_id", pa.string()), ("text", pa.string())])
-ASPECTS = pa.schema([("sample_id", pa.string()), ("aspects", pa.list_(ASPECT))])
-MEASURE = pa.struct(
-    [("measure", pa.string()), ("value", pa.float64()), ("value_low", pa.float64()), ("value_high", pa.float64())]
-)
-COUNTS = [*((name, pa.int64()) for name in ("covered", "uncovered", "unjudged")), ("empty", pa.bool_())]
-_STATEMENT = pa.struct(
-    [
-        ("number", pa.int64()),
-        ("reference_id", pa.string()),
-        ("text", pa.string()),
-        ("covered", pa.bool_()),
-        ("claims", pa.list_(pa.int64())),
-    ]
-)
-CONCLUDED = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        ("measures", pa.list_(MEASURE)),
-        ("statements", pa.list_(_STATEMENT)),
-        *COUNTS,
-    ]
-)
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim for coverage: its number from 1, its verdict, and the subtopics of its document."""
-
-    position: int
-    verdict: str | None
-    unjudged: bool = False
-    subtopics: tuple[str, ...] = ()
+ASPECT = struct(reference_id=TEXT, text=TEXT)
+ASPECTS = columns(sample_id=TEXT, aspects=[ASPECT])
+MEASURE = struct(measure=TEXT, value=FLOAT, value_low=FLOAT, value_high=FLOAT)
+COUNTS = columns(covered=NUMBER, uncovered=NUMBER, unjudged=NUMBER)
+# What a metric concludes per sample, which has other columns too
+CONCLUSION = columns(COUNTS, sample_id=TEXT, measures=[MEASURE], empty=FLAG)
+_STATEMENT = struct(number=NUMBER, reference_id=TEXT, text=TEXT, covered=FLAG, claims=[NUMBER])
+CONCLUDED = columns(CONCLUSION, statements=[_STATEMENT])
 
 
 @dataclass(frozen=True)
@@ -160,6 +137,20 @@ class BoundedValue:
 UNDEFINED = BoundedValue.exact(None)
 
 
+def conclusion(
+    row: Row, measures: Mapping[str, BoundedValue], covered: Sequence[bool | None], *, empty: bool = False
+) -> dict[str, Any]:
+    """Return the columns of `CONCLUSION`. covered: a flag per statement of the sample, None if it is unjudged."""
+    return {
+        "sample_id": row["sample_id"],
+        "measures": measure_list(measures),
+        "covered": covered.count(True),
+        "uncovered": covered.count(False),
+        "unjudged": covered.count(None),
+        "empty": empty,
+    }
+
+
 def measure_list(measures: Mapping[str, BoundedValue]) -> list[dict[str, Any]]:
     """Return the rows of `MEASURE`, one per measure."""
     return [
@@ -168,34 +159,46 @@ def measure_list(measures: Mapping[str, BoundedValue]) -> list[dict[str, Any]]:
     ]
 
 
-def icat_score(fact: float | None, coverage: float | None, beta: float) -> float | None:
-    """ICAT_beta = (1 + beta^2) S_fact S_coverage / (beta^2 S_fact + S_coverage). None if either is, 0 if both are 0.
+def share_of(flags: Sequence[bool | None], weights: Sequence[float] | None = None) -> BoundedValue:
+    """Return the weighted share of true flags over the judged, with bounds for all unjudged flags false and true.
 
-    >>> icat_score(0.5, 1.0, 1.0), icat_score(0.0, 0.0, 1.0), icat_score(None, 0.0, 1.0)
+    It is undefined without weight. If no flag is judged, it has no value, and the bounds are 0 and 1.
+
+    >>> share_of([True, None, False, False])
+    BoundedValue(value=0.3333333333333333, low=0.25, high=0.5)
+    """
+    sized = list(zip(flags, weights or [1.0] * len(flags), strict=True))
+
+    def total(*kinds: bool | None) -> float:
+        # Exact except for the last rounding, so the order of facts does not matter and a part never exceeds the whole
+        return fsum(weight for flag, weight in sized if flag in kinds)
+
+    whole, judged = total(True, False, None), total(True, False)
+    if not whole:
+        return UNDEFINED
+    return BoundedValue(total(True) / judged if judged else None, total(True) / whole, total(True, None) / whole)
+
+
+def f_score(precision: float | None, recall: float | None, beta: float = 1.0) -> float | None:
+    """Return (1 + beta^2) P R / (beta^2 P + R). None if either is, 0 if both are 0.
+
+    >>> f_score(0.5, 1.0), f_score(0.0, 0.0), f_score(None, 0.0)
     (0.6666666666666666, 0.0, None)
     """
-    if fact is None or coverage is None:
+    if precision is None or recall is None:
         return None
     # The result is also 0 if only one is 0. Tested first, because the square of a tiny beta is 0 and would divide 0 by
     # 0
-    if not fact or not coverage:
+    if not precision or not recall:
         return 0.0
     square = beta * beta
-    return (1 + square) * fact * coverage / (square * fact + coverage)
+    return (1 + square) * precision * recall / (square * precision + recall)
 
 
-def factuality(grounded: int, unjudged: int, claims: int) -> BoundedValue:
-    """Return S_fact over the judged claims, with bounds |C_T| / |C| and (|C_T| + u) / |C|, None without claims.
-
-    If no claim is judged, the value is None, and the bounds are 0 and 1.
-
-    >>> factuality(1, 1, 4)
-    BoundedValue(value=0.3333333333333333, low=0.25, high=0.5)
-    """
-    if not claims:
-        return UNDEFINED
-    judged = claims - unjudged
-    return BoundedValue(grounded / judged if judged else None, grounded / claims, (grounded + unjudged) / claims)
+def f_of(precision: BoundedValue, recall: BoundedValue, beta: float = 1.0) -> BoundedValue:
+    """Return the F score of the values, of the lows and of the highs. It increases in both."""
+    ends = [f_score(getattr(precision, end), getattr(recall, end), beta) for end in ("value", "low", "high")]
+    return BoundedValue(*ends)
 
 
 def coverage_of(covered: int, unjudged: int, aspects: int) -> BoundedValue:
@@ -213,11 +216,11 @@ def coverage_of(covered: int, unjudged: int, aspects: int) -> BoundedValue:
 def measures_of(
     grounded: int, unjudged: int, claims: int, covered: int, aspects: int, beta: float
 ) -> dict[str, BoundedValue]:
-    """Return the measures of a sample by name. ICAT increases in both parts, so their bounds are its bounds."""
-    fact, coverage = factuality(grounded, unjudged, claims), coverage_of(covered, unjudged, aspects)
-    ends = [icat_score(getattr(fact, end), getattr(coverage, end), beta) for end in ("value", "low", "high")]
-    number = float(claims)
-    return {FACT: fact, COVERAGE: coverage, ICAT: BoundedValue(*ends), CLAIMS: BoundedValue(number, number, number)}
+    """Return the measures of a sample by name: S_fact over the judged claims, S_coverage, and ICAT_beta of both."""
+    fact = share_of([True] * grounded + [None] * unjudged + [False] * (claims - grounded - unjudged))
+    coverage = coverage_of(covered, unjudged, aspects)
+    number = BoundedValue.exact(float(claims))
+    return {FACT: fact, COVERAGE: coverage, ICAT: f_of(fact, coverage, beta), CLAIMS: number}
 
 
 def first_aspects(texts: Iterable[str], most: int) -> list[str]:
@@ -229,70 +232,44 @@ def first_aspects(texts: Iterable[str], most: int) -> list[str]:
     return distinct_texts(list(texts)[:most])
 
 
-def choose_aspects(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `ASPECTS`: the given aspects, otherwise the generated aspects.
+@over_rows(ASPECTS)
+def choose_aspects(row: Row, most: int) -> Row:
+    """Return columns of `ASPECTS`: the given aspects, otherwise the generated aspects.
 
-    batches: sample_id, given list<struct<id, text>>, generated list<string>; null if missing.
+    row: sample_id, given list<struct<id, text>>, generated list<string>; null if missing.
     """
-    for batch in batches:
-        rows = [{"sample_id": row["sample_id"], "aspects": _choose(row, most)} for row in batch.to_pylist()]
-        yield pa.RecordBatch.from_pylist(rows, ASPECTS)
+    aspects = [{"reference_id": one["id"], "text": one["text"]} for one in row["given"] or ()]
+    generated = [{"text": text} for text in first_aspects(row["generated"] or (), most)]
+    return {"sample_id": row["sample_id"], "aspects": aspects or generated}
 
 
-def _choose(row: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
-    if row["given"]:
-        return [{"reference_id": one["id"], "text": one["text"]} for one in row["given"]]
-    return [{"reference_id": None, "text": text} for text in first_aspects(row["generated"] or (), most)]
+@over_rows(CONCLUDED)
+def conclude_samples(row: Row, *, beta: float, by_documents: bool) -> Row:
+    """Return columns of `CONCLUDED`. `empty`: there is no claim or no aspect.
 
-
-def align_by_documents(references: Sequence[str | None], claims: Iterable[Claim]) -> list[list[int]]:
-    """Return for each aspect the positions of the grounded claims with a document annotated for it (ICAT-M)."""
-    grounded = [claim for claim in claims if claim.verdict == SUPPORTED]
-    return [[claim.position for claim in grounded if reference in claim.subtopics] for reference in references]
-
-
-def align_by_numbers(evidence: Sequence[Sequence[int]], claims: Iterable[Claim]) -> list[list[int]]:
-    """Return for each aspect the positions of its claims. `evidence` numbers only grounded claims, as in prompts."""
-    grounded = [claim.position for claim in claims if claim.verdict == SUPPORTED]
-    return [[grounded[number - 1] for number in numbers] for numbers in evidence]
-
-
-def conclude_samples(batches: Iterable[pa.RecordBatch], *, beta: float, by_documents: bool) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `CONCLUDED`, a row per sample.
-
-    batches: sample_id, claims list<struct<position, verdict, unjudged, subtopics>>, aspects list<struct<reference_id,
-    text>>, evidence list<list<int>>, null if no alignment was requested. `empty`: there is no claim or no aspect. Do
-    not use the row of a sample without claims, aspects or alignment.
+    row: sample_id, claims list<struct<position, verdict, unjudged, subtopics>>, aspects list<struct<reference_id,
+    text>>, evidence list<list<int>>, null if no alignment was requested. `evidence` numbers only grounded claims, as in
+    prompts. `by_documents`: an aspect has the grounded claims with a document annotated for it (ICAT-M). Do not use the
+    row of a sample without claims, aspects or alignment.
     """
-    for batch in batches:
-        rows = [_conclude(row, beta, by_documents=by_documents) for row in batch.to_pylist()]
-        yield pa.RecordBatch.from_pylist(rows, CONCLUDED)
-
-
-def _conclude(row: Mapping[str, Any], beta: float, *, by_documents: bool) -> dict[str, Any]:
-    claims = sorted((_claim(one) for one in row["claims"] or ()), key=lambda claim: claim.position)
+    claims = sorted(row["claims"] or (), key=itemgetter("position"))
     aspects = row["aspects"] or []
+    grounded = [claim for claim in claims if claim["verdict"] == SUPPORTED]
     if by_documents:
-        covering = align_by_documents([one["reference_id"] for one in aspects], claims)
+        names = [one["reference_id"] for one in aspects]
+        aligned = ([claim for claim in grounded if name in (claim["subtopics"] or ())] for name in names)
     else:
-        covering = align_by_numbers(row["evidence"] or [[] for _ in aspects], claims)
-    grounded = sum(claim.verdict == SUPPORTED for claim in claims)
-    unjudged = sum(claim.unjudged for claim in claims)
-    covered = sum(map(bool, covering))
-    measures = measures_of(grounded, unjudged, len(claims), covered, len(aspects), beta)
+        numbers = row["evidence"] or [[] for _ in aspects]
+        aligned = ([grounded[number - 1] for number in several] for several in numbers)
+    covering = [[claim["position"] for claim in found] for found in aligned]
+    flags = [bool(positions) for positions in covering]
+    unjudged = sum(bool(claim["unjudged"]) for claim in claims)
+    measures = measures_of(len(grounded), unjudged, len(claims), sum(flags), len(aspects), beta)
     return {
-        "sample_id": row["sample_id"],
-        "measures": measure_list(measures),
-        "statements": [
-            {**aspect, "number": number, "covered": bool(positions), "claims": positions}
-            for number, (aspect, positions) in enumerate(zip(aspects, covering, strict=True), start=1)
-        ],
-        "covered": covered,
-        "uncovered": len(aspects) - covered,
+        **conclusion(row, measures, flags, empty=not claims or not aspects),
         "unjudged": unjudged,
-        "empty": not claims or not aspects,
+        "statements": [
+            {**aspect, "number": number, "covered": covered, "claims": positions}
+            for number, (aspect, covered, positions) in enumerate(zip(aspects, flags, covering, strict=True), start=1)
+        ],
     }
-
-
-def _claim(row: Mapping[str, Any]) -> Claim:
-    return Claim(row["position"], row["verdict"], bool(row["unjudged"]), tuple(row["subtopics"] or ()))

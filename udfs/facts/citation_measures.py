@@ -1,4 +1,4 @@
-"""Score the citations of a response by the support of its sentences by their sources.
+"""Score the sentences of a response by the support of their sources, and by their relevancy to the query.
 
 Methods, section 19. Support assessment of TREC RAG (Thakur et al. 2025), and FACT of DeepResearch Bench (Du et al.
 2025). Lost verdicts and sources without a text are unjudged: bounds cover all their possible results.
@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Any
 
-import pyarrow as pa
-
-from untold.udfs.facts.aspect_coverage import MEASURE, UNDEFINED, BoundedValue, measure_list
-from untold.udfs.facts.importance_measures import f1_of
-from untold.udfs.samples.batches import in_batches
+from untold.udfs.arrow import FLAG, NUMBER, TEXT, Row, columns, over_rows, struct
+from untold.udfs.facts.aspect_coverage import CONCLUSION, UNDEFINED, BoundedValue, conclusion, f_of, share_of
 from untold.udfs.samples.citations import cited_sentences, source_key
 from untold.udfs.stages import UNASKED
 
@@ -36,38 +33,14 @@ NO_TEXT = "no context, document or page has this id"
 AND = "\x1f"
 UNKNOWN = BoundedValue(None, 0.0, 1.0)
 
-_SOURCE = pa.struct([(name, pa.string()) for name in ("source", "key", "text")])
-CITING = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        (
-            "sentences",
-            pa.list_(pa.struct([("number", pa.int64()), ("text", pa.string()), ("sources", pa.list_(_SOURCE))])),
-        ),
-    ]
+_SOURCE = struct(source=TEXT, key=TEXT, text=TEXT)
+CITING = columns(sample_id=TEXT, sentences=[struct(number=NUMBER, text=TEXT, sources=[_SOURCE])])
+_CITATION = struct(
+    sentence_number=NUMBER, sentence=TEXT, citation=NUMBER, source=TEXT, support=TEXT, status=TEXT, reason=TEXT
 )
-_CITATION = pa.struct(
-    [
-        ("sentence_number", pa.int64()),
-        ("sentence", pa.string()),
-        ("citation", pa.int64()),
-        *((name, pa.string()) for name in ("source", "support", "status", "reason")),
-    ]
-)
-CONCLUDED = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        ("measures", pa.list_(MEASURE)),
-        ("citations", pa.list_(_CITATION)),
-        *((name, pa.int64()) for name in ("covered", "uncovered", "unjudged", "lost")),
-        ("known", pa.bool_()),
-    ]
-)
+CONCLUDED = columns(CONCLUSION, citations=[_CITATION], lost=NUMBER, known=FLAG)
 # The sentences with support, joined. `whole`: each sentence is known to have it or not. `lost`: a request failed
-SUPPORTED = pa.schema(
-    [("sample_id", pa.string()), ("supported_text", pa.string()), ("whole", pa.bool_()), ("lost", pa.bool_())]
-)
-Row = Mapping[str, Any]
+SUPPORTED = columns(sample_id=TEXT, supported_text=TEXT, whole=FLAG, lost=FLAG)
 
 
 @dataclass(frozen=True)
@@ -132,7 +105,7 @@ def harmonic_mean(precision: BoundedValue, recall: BoundedValue) -> BoundedValue
         return UNDEFINED
     if precision.high is None:
         return BoundedValue.exact(0.0)
-    return f1_of(precision, recall)
+    return f_of(precision, recall)
 
 
 def measures_of(
@@ -193,17 +166,13 @@ def _recall_of(cited: set[str], reference: Sequence[str] | None) -> BoundedValue
     return BoundedValue.exact(len(wanted & cited) / len(wanted)) if wanted else UNDEFINED
 
 
-def cite_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `CITING`, a row per sample: its sentences with the sources that they cite.
+@over_rows(CITING)
+def cite_batches(row: Row) -> Row:
+    """Return columns of `CITING`: the sentences of a sample with the sources that they cite.
 
-    The columns of `batches` are sample_id, response, contexts list<struct<id, text>> and citations list<struct<start,
-    end, sources>>. The text of a source is the text of the context with its id, and otherwise null.
+    The columns of `row` are sample_id, response, contexts list<struct<id, text>> and citations list<struct<start, end,
+    sources>>. The text of a source is the text of the context with its id, and otherwise null.
     """
-    for batch in batches:
-        yield from in_batches(map(_citing, batch.to_pylist()), CITING)
-
-
-def _citing(row: Row) -> dict[str, Any]:
     contexts = row["contexts"] or ()
     texts = {source_key(one["id"]): one["text"] for one in contexts if one["text"].strip()}
     found = cited_sentences(row["response"] or "", row["citations"], [one["id"] for one in contexts])
@@ -223,30 +192,25 @@ def _citing(row: Row) -> dict[str, Any]:
     }
 
 
-PAGES = pa.schema([("key", pa.string()), ("number", pa.int64()), ("text", pa.string())])
+PAGES = columns(key=TEXT, number=NUMBER, text=TEXT)
 
 
-def key_pages(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+@over_rows(PAGES)
+def key_pages(row: Row) -> Iterator[Row]:
     """Yield columns of `PAGES`, a row per id and URL of a text, from document_id, url, number and text."""
-    for batch in batches:
-        rows = ((row, {row["document_id"], row["url"]} - {None, ""}) for row in batch.to_pylist() if row["text"])
-        found = ({**row, "key": source_key(name)} for row, names in rows for name in sorted(names))
-        yield from in_batches(({name: row[name] for name in PAGES.names} for row in found), PAGES)
+    names = {row["document_id"], row["url"]} - {None, ""} if row["text"] else ()
+    return ({**row, "key": source_key(name)} for name in sorted(names))
 
 
-def conclude_batches(batches: Iterable[pa.RecordBatch], score: str) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `CONCLUDED`, a row per sample.
+@over_rows(CONCLUDED)
+def conclude_batches(row: Row, score: str) -> Row:
+    """Return columns of `CONCLUDED`.
 
-    The columns of `batches` are sample_id, sentences list<struct<number, text, sources list<struct<source, key,
+    The columns of `row` are sample_id, sentences list<struct<number, text, sources list<struct<source, key,
     has_text>>>>, judged list<struct<group, number, verdict, reason, error_type>> and reference_sources list<string>. A
     group consists of the keys of its sources, joined by `AND`. `known` is true if the score has a value. `lost` counts
     verdicts of failed requests.
     """
-    for batch in batches:
-        yield from in_batches((_concluded(row, score) for row in batch.to_pylist()), CONCLUDED)
-
-
-def _concluded(row: Row, score: str) -> dict[str, Any]:
     rows, sentences = [], []
     for one, (whole, *own) in _judged_sentences(row):
         rows += [whole, *own]
@@ -256,14 +220,11 @@ def _concluded(row: Row, score: str) -> dict[str, Any]:
     without = sum(each["status"] == NO_SOURCE for each in rows if each["citation"])
     measures = measures_of(sentences, cited, row["reference_sources"])
     measures[WITHOUT_TEXT] = BoundedValue.exact(float(without))
-    credits = [one.credit() for one in sentences]
+    credits = [one.credit().value for one in sentences]
     return {
-        "sample_id": row["sample_id"],
-        "measures": measure_list(measures),
-        "citations": rows,
-        "covered": sum(one.value == 1 for one in credits),
-        "uncovered": sum(one.value is not None and one.value < 1 for one in credits),
+        **conclusion(row, measures, [None if one is None else one == 1 for one in credits]),
         "unjudged": sum(each["support"] is None and each["status"] != UNCITED for each in rows),
+        "citations": rows,
         "lost": sum(each["status"] == FAILED for each in rows),
         "known": measures[score].value is not None,
     }
@@ -277,17 +238,13 @@ def _judged_sentences(row: Row) -> Iterator[tuple[Row, list[dict[str, Any]]]]:
         yield one, [_citation(one, 0, one["sources"], judged), *own]
 
 
-def support_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `SUPPORTED`, a row per sample. batches: as for `conclude_batches`, without reference_sources.
+@over_rows(SUPPORTED)
+def support_batches(row: Row) -> Row:
+    """Return columns of `SUPPORTED`. row: as for `conclude_batches`, without reference_sources.
 
     A sentence has support if one of its sources, or all of them together, fully support it. It is open if a missing
     verdict or a source without a text could give it support.
     """
-    for batch in batches:
-        yield from in_batches(map(_supported, batch.to_pylist()), SUPPORTED)
-
-
-def _supported(row: Row) -> dict[str, Any]:
     sentences = list(_judged_sentences(row))
     supported = [any(one["support"] == FULL for one in rows) for _, rows in sentences]
     missing = [any(one["support"] is None and one["status"] != UNCITED for one in rows) for _, rows in sentences]
@@ -319,3 +276,51 @@ def _citation(
         "status": status,
         "reason": NO_TEXT if status == NO_SOURCE else verdict.get("reason"),
     }
+
+
+# The labels of a sentence by its relevancy to the query (answer relevancy of DeepEval; methods, section 21)
+LABELS = RELEVANT, BACKGROUND, IRRELEVANT = "relevant", "background", "irrelevant"
+RELEVANCY, DIRECT = "answer_relevancy", "direct_relevancy"
+# The labels that count, by measure
+CREDITED = {RELEVANCY: (RELEVANT, BACKGROUND), DIRECT: (RELEVANT,)}
+_LISTED = struct(number=NUMBER, text=TEXT)
+CUT = columns(sample_id=TEXT, query=TEXT, listed=[_LISTED])
+_LABELLED = struct(_LISTED, covered=FLAG, reference_id=TEXT, claims=[NUMBER], relation=TEXT, reason=TEXT)
+
+
+@over_rows(CUT)
+def cut_sentences(row: Row) -> Row:
+    """Return columns of `CUT`: the sentences of a response without markers, headings, code and references."""
+    found = cited_sentences(row["response"] or "", None, ())
+    return {**row, "listed": [{"number": number, "text": one.text} for number, one in enumerate(found, start=1)]}
+
+
+def relevancy_of(labels: Sequence[str | None]) -> dict[str, BoundedValue]:
+    """Return the measures of relevancy of a response by name. Without sentences, the shares are undefined.
+
+    A sentence without a label is unjudged: values cover the others, and bounds cover all its possible labels.
+
+    >>> relevancy_of(["relevant", "background", "irrelevant", None])["answer_relevancy"]
+    BoundedValue(value=0.6666666666666666, low=0.5, high=0.75)
+    """
+    shares = {
+        name: share_of([None if one is None else one in credited for one in labels])
+        for name, credited in CREDITED.items()
+    }
+    return {**shares, SENTENCES: BoundedValue.exact(float(len(labels)))}
+
+
+@over_rows(columns(CONCLUSION, statements=[_LABELLED]))
+def conclude_relevancy(row: Row) -> Row:
+    """Return the columns of a conclusion, and statements. `empty` is True for a response without a sentence.
+
+    row: the columns of `CUT`, and judged list<struct<number, label, reason>>.
+    """
+    judged = {one["number"]: one for one in row["judged"] or ()}
+    statements = []
+    for one in row["listed"]:
+        label, reason = (judged.get(one["number"], {}).get(name) for name in ("label", "reason"))
+        covered = None if label is None else label != IRRELEVANT
+        statements.append({**one, "covered": covered, "relation": label, "reason": reason})
+    measures, covered = relevancy_of([one["relation"] for one in statements]), [one["covered"] for one in statements]
+    return {**conclusion(row, measures, covered, empty=not statements), "statements": statements}

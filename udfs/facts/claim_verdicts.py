@@ -7,12 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
+from untold.udfs.arrow import FLAG, NUMBER, TEXT, Row, columns, over_rows, struct
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.recall.segmentation import sentences
 from untold.udfs.retrieval.chunks import chunk_id, chunk_text
-from untold.udfs.samples.batches import in_batches
 from untold.udfs.texts import count_words, sentence_ends
 
 # Sentences do not cross blank lines
@@ -70,48 +68,36 @@ def _sentence_spans(text: str) -> Iterator[tuple[int, int]]:
         start = end
 
 
-CHUNK = pa.struct([(name, pa.string()) for name in ("chunk_id", "document_id", "url", "text")])
-EVIDENCE = pa.schema([("owner", pa.string()), ("chunks", pa.list_(CHUNK))])
+CHUNK = struct(chunk_id=TEXT, document_id=TEXT, url=TEXT, text=TEXT)
+EVIDENCE = columns(owner=TEXT, chunks=[CHUNK])
 Hit = Mapping[str, Any]
 
 
-def chunk_evidence(batches: Iterable[pa.RecordBatch], words: int, overlap: int) -> Iterator[pa.RecordBatch]:
-    """Yield the chunks of an owner's contexts in order, as columns of `EVIDENCE`.
+@over_rows(EVIDENCE)
+def chunk_evidence(row: Row, words: int, overlap: int) -> Row:
+    """Return the chunks of an owner's contexts in order, as columns of `EVIDENCE`.
 
-    batches: owner, contexts list<struct<id, text>>. Chunks are cut as in an index: `words` words each, with `overlap`
-    words in common with the next one.
+    row: owner, contexts list<struct<id, text>>. Chunks are cut as in an index: `words` words each, with `overlap` words
+    in common with the next one.
     """
-    for batch in batches:
-        rows = [
-            {
-                "owner": row["owner"],
-                "chunks": [
-                    {"chunk_id": chunk_id(context["id"], number), "document_id": context["id"], "text": text}
-                    for context in row["contexts"] or ()
-                    for number, text in enumerate(chunk_text(context["text"], words, overlap))
-                ],
-            }
-            for row in batch.to_pylist()
-        ]
-        yield pa.RecordBatch.from_pylist(rows, EVIDENCE)
+    chunks = [
+        {"chunk_id": chunk_id(context["id"], number), "document_id": context["id"], "text": text}
+        for context in row["contexts"] or ()
+        for number, text in enumerate(chunk_text(context["text"], words, overlap))
+    ]
+    return {"owner": row["owner"], "chunks": chunks}
 
 
-def choose_evidence(
-    batches: Iterable[pa.RecordBatch], documents: int | None, decimals: int | None
-) -> Iterator[pa.RecordBatch]:
-    """Yield the hits of an owner's query as columns of `EVIDENCE`.
+@over_rows(EVIDENCE)
+def choose_evidence(row: Row, documents: int | None, decimals: int | None) -> Row:
+    """Return the hits of an owner's query as columns of `EVIDENCE`.
 
-    batches: owner, hits list<struct<rank, chunk_id, document_id, url, text, similarity>>. `documents`: group the hits,
-    and keep this number of documents; None keeps all hits by rank.
+    row: owner, hits list<struct<rank, chunk_id, document_id, url, text, similarity>>. `documents`: group the hits, and
+    keep this number of documents; None keeps all hits by rank.
     """
-    for batch in batches:
-        rows = []
-        for row in batch.to_pylist():
-            hits = sorted(row["hits"] or (), key=lambda hit: (hit["rank"], hit["chunk_id"]))
-            chosen = hits if documents is None else hits_of_top_documents(hits, documents, decimals)
-            chunks = [{name: hit[name] for name in ("chunk_id", "document_id", "url", "text")} for hit in chosen]
-            rows.append({"owner": row["owner"], "chunks": chunks})
-        yield pa.RecordBatch.from_pylist(rows, EVIDENCE)
+    hits = sorted(row["hits"] or (), key=lambda hit: (hit["rank"], hit["chunk_id"]))
+    chosen = hits if documents is None else hits_of_top_documents(hits, documents, decimals)
+    return {"owner": row["owner"], "chunks": chosen}
 
 
 def hits_of_top_documents(hits: Sequence[Hit], most: int, decimals: int | None = None) -> list[Hit]:
@@ -141,23 +127,10 @@ CONTRADICTION = "contradiction"
 # groundable claims, and the ten published ranks make three waves
 ENDS_OF_WAVES = (1, 4)
 
-CLAIM_SCHEMA = pa.schema([("sample_id", pa.string()), ("position", pa.int64()), ("text", pa.string())])
-WINDOWS = pa.schema(
-    [
-        *(pa.field(name, pa.string()) for name in ("sample_id", "query", "before", "sentence", "after")),
-        ("number", pa.int64()),
-    ]
-)
-VERDICTS = pa.schema(
-    [
-        ("owner", pa.string()),
-        ("claim_key", pa.string()),
-        ("verdict", pa.string()),
-        ("evidence", pa.list_(pa.string())),
-        ("document_id", pa.string()),
-        ("unjudged", pa.bool_()),
-        ("waiting", pa.bool_()),
-    ]
+CLAIM_SCHEMA = columns(sample_id=TEXT, position=NUMBER, text=TEXT)
+WINDOWS = columns(sample_id=TEXT, query=TEXT, before=TEXT, sentence=TEXT, after=TEXT, number=NUMBER)
+VERDICTS = columns(
+    owner=TEXT, claim_key=TEXT, verdict=TEXT, evidence=[TEXT], document_id=TEXT, unjudged=FLAG, waiting=FLAG
 )
 
 
@@ -201,27 +174,18 @@ def distinct_texts(texts: Iterable[str]) -> list[str]:
     return list(first.values())
 
 
-def number_claims(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+@over_rows(CLAIM_SCHEMA)
+def number_claims(row: Row) -> Iterator[Row]:
     """Yield distinct claims as columns of `CLAIM_SCHEMA`, positions from 1; from sample_id and claims list<string>."""
-    for batch in batches:
-        rows = (
-            {"sample_id": row["sample_id"], "position": position, "text": text}
-            for row in batch.to_pylist()
-            for position, text in enumerate(distinct_texts(row["claims"] or ()), start=1)
-        )
-        yield from in_batches(rows, CLAIM_SCHEMA)
+    for position, text in enumerate(distinct_texts(row["claims"] or ()), start=1):
+        yield {"sample_id": row["sample_id"], "position": position, "text": text}
 
 
-def window_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Columns of `WINDOWS`, a row per sentence of a response, numbers from 1; from sample_id, query and text."""
-    for batch in batches:
-        rows = (
-            {"before": before, "sentence": sentence, "after": after, "number": number}
-            | {name: row[name] for name in ("sample_id", "query")}
-            for row in batch.to_pylist()
-            for number, (before, sentence, after) in enumerate(cut_windows(row["text"]), start=1)
-        )
-        yield from in_batches(rows, WINDOWS)
+@over_rows(WINDOWS)
+def window_batches(row: Row) -> Iterator[Row]:
+    """Yield a row of `WINDOWS` per sentence of a response, numbers from 1; from sample_id, query and text."""
+    for number, (before, sentence, after) in enumerate(cut_windows(row["text"]), start=1):
+        yield {**row, "before": before, "sentence": sentence, "after": after, "number": number}
 
 
 def waves_of(top: int, *, early_stop: bool) -> list[tuple[int, int]]:
@@ -252,22 +216,13 @@ def judge_claim(judgements: Iterable[ChunkJudgement], *, lost: bool = False, wai
     return ClaimVerdict(CONTRADICTED if contradicted else NOT_SUPPORTED)
 
 
-def judge_claims(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `VERDICTS`, a row per claim.
+@over_rows(VERDICTS)
+def judge_claims(row: Row) -> Row:
+    """Return columns of `VERDICTS`.
 
-    batches: owner, claim_key, lost, waiting, judged list<struct<rank, chunk_id, document_id, relation, grounded,
-    waiting>>: the retrieval, and each chunk that was judged or should have been.
+    row: owner, claim_key, lost, waiting, judged list<struct<rank, chunk_id, document_id, relation, grounded, waiting>>:
+    the retrieval, and each chunk that was judged or should have been.
     """
-    for batch in batches:
-        rows = [_judge(row) for row in batch.to_pylist()]
-        yield pa.RecordBatch.from_pylist(rows, VERDICTS)
-
-
-def _judge(row: Mapping[str, Any]) -> dict[str, Any]:
-    judged: Sequence[Mapping[str, Any]] = row["judged"] or ()
-    found = judge_claim(
-        [ChunkJudgement(**{**one, "grounded": bool(one["grounded"])}) for one in judged],
-        lost=bool(row["lost"]),
-        waiting=bool(row["waiting"]),
-    )
+    judged = [ChunkJudgement(**{**one, "grounded": bool(one["grounded"])}) for one in row["judged"] or ()]
+    found = judge_claim(judged, lost=bool(row["lost"]), waiting=bool(row["waiting"]))
     return {"owner": row["owner"], "claim_key": row["claim_key"], **vars(found)}

@@ -8,16 +8,23 @@ bounds cover all their possible results.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from math import fsum
 from statistics import median_high
-from typing import Any
 
-import pyarrow as pa
-
-from untold.udfs.facts.aspect_coverage import COUNTS, MEASURE, UNDEFINED, BoundedValue, measure_list
+from untold.udfs.arrow import FLAG, FLOAT, NUMBER, TEXT, Row, columns, over_rows, struct
+from untold.udfs.facts.aspect_coverage import (
+    CONCLUSION,
+    MEASURE,
+    UNDEFINED,
+    BoundedValue,
+    conclusion,
+    f_of,
+    f_score,
+    measure_list,
+    share_of,
+)
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED
 
 PRECISION, RECALL, WEIGHTED, F1 = "precision", "recall", "weighted_recall", "f1"
@@ -105,48 +112,23 @@ def rates_of(verdicts: Sequence[str | None]) -> dict[str, BoundedValue]:
     BoundedValue(value=0.6666666666666666, low=0.5, high=0.75)
     """
     return {
-        name: _share([None if one is None else one == wanted for one in verdicts]) for name, wanted in RATES.items()
+        name: share_of([None if one is None else one == wanted for one in verdicts]) for name, wanted in RATES.items()
     }
 
 
 def recall_of(facts: Sequence[CheckedFact]) -> BoundedValue:
     """Return C / F, undefined without facts."""
-    return _share([fact.covered for fact in facts])
+    return share_of([fact.covered for fact in facts])
 
 
 def weighted_recall_of(facts: Sequence[CheckedFact]) -> BoundedValue:
     """Return the covered share of the weight, undefined without weight."""
-    return _share([fact.covered for fact in facts], [fact.weight for fact in facts])
+    return share_of([fact.covered for fact in facts], [fact.weight for fact in facts])
 
 
 def recall_at(facts: Sequence[CheckedFact], k: int, rank: str = "rank") -> BoundedValue:
     """Return the recall over the first min(k, F) facts by an attribute. Its bounds use unjudged facts within k."""
     return recall_of(sorted(facts, key=lambda fact: getattr(fact, rank))[:k])
-
-
-def _share(flags: Sequence[bool | None], weights: Sequence[float] | None = None) -> BoundedValue:
-    """Return the weighted share of true flags over the judged, with bounds for all unjudged flags false and true."""
-    sized = list(zip(flags, weights or [1.0] * len(flags), strict=True))
-
-    def total(*kinds: bool | None) -> float:
-        # Exact except for the last rounding, so the order of facts does not matter and a part never exceeds the whole
-        return fsum(weight for flag, weight in sized if flag in kinds)
-
-    whole, judged = total(True, False, None), total(True, False)
-    if not whole:
-        return UNDEFINED
-    return BoundedValue(total(True) / judged if judged else None, total(True) / whole, total(True, None) / whole)
-
-
-def f1_score(precision: float | None, recall: float | None) -> float | None:
-    """Return 2PR / (P + R), 0 if both are 0, None if either is None.
-
-    >>> f1_score(0.5, 1.0), f1_score(0.0, 0.0), f1_score(None, 1.0)
-    (0.6666666666666666, 0.0, None)
-    """
-    if precision is None or recall is None:
-        return None
-    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
 def recall_at_claims(supported: int, k: int) -> float:
@@ -166,7 +148,7 @@ def f1_at_claims(supported: int, claims: int, k: int) -> float:
     """
     if not supported:
         return 0.0
-    return f1_score(supported / claims, recall_at_claims(supported, k)) or 0.0
+    return f_score(supported / claims, recall_at_claims(supported, k)) or 0.0
 
 
 def claims_at(share: BoundedValue, claims: float | None, k: int) -> dict[str, BoundedValue]:
@@ -195,17 +177,14 @@ def names_at(k: int) -> tuple[str, str]:
     return f"claims_recall@{k}", f"claims_f1@{k}"
 
 
-CLAIMS_AT = pa.schema([("sample_id", pa.string()), ("measures", pa.list_(MEASURE))])
+CLAIMS_AT = columns(sample_id=TEXT, measures=[MEASURE])
 
 
-def claims_at_batches(batches: Iterable[pa.RecordBatch], k: int) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `CLAIMS_AT`, a row per sample. batches: sample_id, claims, share struct<value, low, high>."""
-    for batch in batches:
-        found = {
-            row["sample_id"]: claims_at(BoundedValue(**row["share"]), row["claims"], k) for row in batch.to_pylist()
-        }
-        rows = [{"sample_id": name, "measures": measure_list(one)} for name, one in found.items()]
-        yield pa.RecordBatch.from_pylist(rows, CLAIMS_AT)
+@over_rows(CLAIMS_AT)
+def claims_at_batches(row: Row, k: int) -> Row:
+    """Return columns of `CLAIMS_AT`. row: sample_id, claims, share struct<value, low, high>."""
+    found = claims_at(BoundedValue(**row["share"]), row["claims"], k)
+    return {"sample_id": row["sample_id"], "measures": measure_list(found)}
 
 
 def median_of_claims(counts: Mapping[int, int]) -> int:
@@ -217,12 +196,6 @@ def median_of_claims(counts: Mapping[int, int]) -> int:
     (5, 1)
     """
     return max(1, median_high(Counter(counts).elements()))
-
-
-def f1_of(precision: BoundedValue, recall: BoundedValue) -> BoundedValue:
-    """Return F1 of the values, of the lows and of the highs. F1 increases in both."""
-    ends = [f1_score(getattr(precision, end), getattr(recall, end)) for end in ("value", "low", "high")]
-    return BoundedValue(*ends)
 
 
 def measures_of(
@@ -247,7 +220,7 @@ def measures_of(
     }
     numbers = {CLAIMS: claims, FACTS: len(facts)}
     counts = {name: BoundedValue.exact(None if number is None else float(number)) for name, number in numbers.items()}
-    found = {RECALL: recall, WEIGHTED: weighted_recall_of(facts), F1: f1_of(rates[PRECISION], recall)}
+    found = {RECALL: recall, WEIGHTED: weighted_recall_of(facts), F1: f_of(rates[PRECISION], recall)}
     return {**rates, **found, **at_k, **counts}
 
 
@@ -256,64 +229,31 @@ def names_of_measures(ks: Iterable[int]) -> list[str]:
     return list(measures_of(None, 0, [], ks, rated=True))
 
 
-RANKED_FACT = pa.struct(
-    [
-        ("number", pa.int64()),
-        ("reference_id", pa.string()),
-        ("text", pa.string()),
-        ("anchor", pa.string()),
-        ("sources", pa.list_(pa.string())),
-        ("members", pa.list_(pa.string())),
-        ("relevance", pa.float64()),
-        ("salience", pa.float64()),
-        ("weight", pa.float64()),
-        ("rank", pa.int64()),
-        ("relevance_rank", pa.int64()),
-        ("salience_rank", pa.int64()),
-        ("kept", pa.bool_()),
-    ]
-)
-RANKED = pa.schema([("owner", pa.string()), ("facts", pa.list_(RANKED_FACT)), ("rated", pa.bool_())])
-_COVERED = pa.struct([("number", pa.int64()), ("covered", pa.bool_()), ("claims", pa.list_(pa.int64()))])
-CONCLUDED = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        ("measures", pa.list_(MEASURE)),
-        ("coverage", pa.list_(_COVERED)),
-        *COUNTS,
-    ]
-)
-Row = Mapping[str, Any]
+FACT = struct(reference_id=TEXT, text=TEXT, anchor=TEXT, weight=FLOAT, sources=[TEXT], members=[TEXT])
+_RANKS = struct(rank=NUMBER, relevance_rank=NUMBER, salience_rank=NUMBER)
+RANKED_FACT = struct(FACT, _RANKS, number=NUMBER, relevance=FLOAT, salience=FLOAT, kept=FLAG)
+RANKED = columns(owner=TEXT, facts=[RANKED_FACT], rated=FLAG)
+_COVERED = struct(number=NUMBER, covered=FLAG, claims=[NUMBER])
+CONCLUDED = columns(CONCLUSION, coverage=[_COVERED])
 
 
-def rank_batches(
-    batches: Iterable[pa.RecordBatch], relevance_weight: float, min_weight: float | None, top: int | None
-) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `RANKED`, a row per owner: its facts in order of first appearance, weighted and ranked.
+@over_rows(RANKED)
+def rank_batches(row: Row, relevance_weight: float, min_weight: float | None, top: int | None) -> Row:
+    """Return columns of `RANKED`: the facts of an owner in order of first appearance, weighted and ranked.
 
-    batches: owner, facts (`udfs.facts.reference_facts.FACTS`), ratings list<struct<batch, relevance list<double>,
-    salience list<double>>>, in the order of batches, for the facts without a weight. `rated`: no weight was given.
+    row: owner, facts (`udfs.facts.reference_facts.FACTS`), ratings list<struct<batch, relevance list<double>, salience
+    list<double>>>, in the order of batches, for the facts without a weight. `rated`: no weight was given.
     """
-    for batch in batches:
-        rows = []
-        for row in batch.to_pylist():
-            facts = _weighted(row, relevance_weight)
-            ranked = rank_facts(facts, min_weight, top)
-            shown = [{**given, **vars(fact)} for given, fact in zip(row["facts"] or (), ranked, strict=True)]
-            rated = all(one["weight"] is None for one in row["facts"] or ())
-            rows.append({"owner": row["owner"], "facts": shown, "rated": rated})
-        yield pa.RecordBatch.from_pylist(rows, RANKED)
+    given = row["facts"] or ()
+    ranked = rank_facts(_weighted(row, relevance_weight), min_weight, top)
+    shown = [{**one, **vars(fact)} for one, fact in zip(given, ranked, strict=True)]
+    return {"owner": row["owner"], "facts": shown, "rated": all(one["weight"] is None for one in given)}
 
 
 def _weighted(row: Row, relevance_weight: float) -> list[RatedFact]:
     """Return the facts with their ratings, in order. A fact with a given weight has no rating."""
-    ratings = iter(
-        list(
-            chain.from_iterable(
-                zip(prompt["relevance"], prompt["salience"], strict=True) for prompt in row["ratings"] or ()
-            )
-        )
-    )
+    prompts = (zip(one["relevance"], one["salience"], strict=True) for one in row["ratings"] or ())
+    ratings = iter(list(chain.from_iterable(prompts)))
     facts = []
     for number, given in enumerate(row["facts"] or (), start=1):
         if given["weight"] is not None:
@@ -324,19 +264,15 @@ def _weighted(row: Row, relevance_weight: float) -> list[RatedFact]:
     return facts
 
 
-def conclude_batches(batches: Iterable[pa.RecordBatch], ks: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `CONCLUDED`, a row per sample.
+@over_rows(CONCLUDED)
+def conclude_batches(row: Row, ks: Sequence[int]) -> Row:
+    """Return columns of `CONCLUDED`.
 
-    batches: sample_id; facts and rated (of `RANKED`); claims list<struct<position, verdict>>, null if not requested;
+    row: sample_id; facts and rated (of `RANKED`); claims list<struct<position, verdict>>, null if not requested;
     judged, true if claims get verdicts; checked list<struct<number, covered, claims list<int>>>, with a null `covered`
     for a lost check. A required fact without a check, in a sample without claims, is not covered. `empty`: all weights
     are 0. Do not use the row of a sample without facts or claims.
     """
-    for batch in batches:
-        yield pa.RecordBatch.from_pylist([_conclude(row, ks) for row in batch.to_pylist()], CONCLUDED)
-
-
-def _conclude(row: Row, ks: Sequence[int]) -> dict[str, Any]:
     kept = [fact for fact in row["facts"] or () if fact["kept"]]
     checked = {one["number"]: one for one in row["checked"] or ()}
     coverage = [
@@ -349,39 +285,15 @@ def _conclude(row: Row, ks: Sequence[int]) -> dict[str, Any]:
     claims = row["claims"]
     verdicts = [claim["verdict"] for claim in claims] if row["judged"] and claims is not None else None
     measures = measures_of(verdicts, None if claims is None else len(claims), facts, ks, rated=bool(row["rated"]))
-    return {
-        "sample_id": row["sample_id"],
-        "measures": measure_list(measures),
-        "coverage": coverage,
-        "covered": sum(fact.covered is True for fact in facts),
-        "uncovered": sum(fact.covered is False for fact in facts),
-        "unjudged": sum(fact.covered is None for fact in facts) + sum(one is None for one in verdicts or ()),
-        "empty": not any(fact.weight for fact in facts),
-    }
+    found = conclusion(row, measures, [fact.covered for fact in facts], empty=not any(fact.weight for fact in facts))
+    return {**found, "unjudged": found["unjudged"] + (verdicts or []).count(None), "coverage": coverage}
 
 
 SOURCE_WEIGHTED = "source_weighted"
 # The score without the statements of one source, and the difference from the score
 WITHOUT, CHANGE = "without:", "change_without:"
-WEIGHED = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        ("measures", pa.list_(MEASURE)),
-        (
-            "weights",
-            pa.list_(
-                pa.struct(
-                    [
-                        ("statement_id", pa.string()),
-                        ("source_weight", pa.float64()),
-                        ("relevance_weight", pa.float64()),
-                        ("relevance_rank", pa.int64()),
-                    ]
-                )
-            ),
-        ),
-    ]
-)
+_WEIGHT = struct(statement_id=TEXT, source_weight=FLOAT, relevance_weight=FLOAT, relevance_rank=NUMBER)
+WEIGHED = columns(sample_id=TEXT, measures=[MEASURE], weights=[_WEIGHT])
 
 
 @dataclass(frozen=True)
@@ -500,17 +412,13 @@ def relevance_measures(
     return {WEIGHTED: weighted_recall_of(facts), **{f"recall@{k}": recall_at(facts, k) for k in dict.fromkeys(ks)}}
 
 
-def weigh_batches(batches: Iterable[pa.RecordBatch], weighting: Weighting) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `WEIGHED`, a row per sample.
+@over_rows(WEIGHED)
+def weigh_batches(row: Row, weighting: Weighting) -> Row:
+    """Return columns of `WEIGHED`.
 
-    batches: sample_id, status, contexts list<struct<id, kind>>, statements list<struct<number, statement_id, covered,
-    kept, weight, relevance, sources>>. A statement counts unless `kept` is false.
+    row: sample_id, status, contexts list<struct<id, kind>>, statements list<struct<number, statement_id, covered, kept,
+    weight, relevance, sources>>. A statement counts unless `kept` is false.
     """
-    for batch in batches:
-        yield pa.RecordBatch.from_pylist([_weigh_row(row, weighting) for row in batch.to_pylist()], WEIGHED)
-
-
-def _weigh_row(row: Mapping[str, Any], weighting: Weighting) -> dict[str, Any]:
     statements = sorted(row["statements"] or (), key=lambda one: one["number"])
     kinds = {one["id"]: one["kind"] for one in row["contexts"] or ()}
     weighed = [

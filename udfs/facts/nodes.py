@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from itertools import chain, combinations, islice, product
+from itertools import chain, combinations, product
 from typing import Any
 
-import pyarrow as pa
-
+from untold.udfs.arrow import FLAG, FLOAT, NUMBER, POSITION, TEXT, Row, columns, over_rows, struct
 from untold.udfs.llm.keys import canonical_json
 from untold.udfs.quantities import compare_quantities, is_plain_quantity
 from untold.udfs.texts import compatible
@@ -23,31 +22,12 @@ _FULL_STOPS = ".。।۔"
 ANSWER_FORM = "Q: %s A: %s"
 """The format of an answer with its question in statements."""
 
-SOURCE_TYPE = pa.struct([pa.field("position", pa.int32()), pa.field("id", pa.string())])
-NODE_TYPE = pa.struct(
-    [
-        pa.field("atom_id", pa.string()),
-        pa.field("node", pa.int64()),
-        pa.field("question", pa.string()),
-        pa.field("text", pa.string()),
-        pa.field("context", pa.bool_()),
-        pa.field("response", pa.bool_()),
-        pa.field("frequency", pa.int64()),
-        pa.field("origin", pa.string()),
-        pa.field("sources", pa.list_(SOURCE_TYPE)),
-        pa.field("unit_type", pa.string()),
-        pa.field("rating", pa.float64()),
-        pa.field("kept", pa.bool_()),
-    ]
+SOURCE_TYPE = struct(position=POSITION, id=TEXT)
+NODE_TYPE = struct(
+    struct(atom_id=TEXT, node=NUMBER, question=TEXT, text=TEXT, context=FLAG, response=FLAG, frequency=NUMBER),
+    struct(origin=TEXT, sources=[SOURCE_TYPE], unit_type=TEXT, rating=FLOAT, kept=FLAG),
 )
-SAMPLE_NODES = pa.schema(
-    [
-        pa.field("sample_id", pa.string()),
-        pa.field("atoms", pa.list_(NODE_TYPE)),
-        pa.field("contexts", pa.int64()),
-        pa.field("responses", pa.int64()),
-    ]
-)
+SAMPLE_NODES = columns(sample_id=TEXT, atoms=[NODE_TYPE], contexts=NUMBER, responses=NUMBER)
 
 
 def normalise(text: str) -> str:
@@ -165,47 +145,33 @@ def number_nodes(
 # 128 bits, as in the keys of requests
 _KEY_BYTES = 16
 
-SAMPLE_ATOMS = SAMPLE_NODES.append(pa.field("texts", pa.list_(pa.string()))).append(
-    pa.field("contexts_key", pa.string())
-)
+SAMPLE_ATOMS = columns(SAMPLE_NODES, texts=[TEXT], contexts_key=TEXT)
 
 
-def gather_atoms(
-    batches: Iterator[pa.RecordBatch], *, metric: str, unit_types: tuple[str, ...], threshold: float
-) -> Iterator[pa.RecordBatch]:
-    """Yield the atoms of samples, for `mapInArrow`: one row of `SAMPLE_ATOMS` per sample.
+@over_rows(SAMPLE_ATOMS)
+def gather_atoms(row: Row, *, metric: str, unit_types: tuple[str, ...], threshold: float) -> Row:
+    """Return the atoms of a sample: the columns of `SAMPLE_ATOMS`.
 
-    Input: sample_id; passages list<struct<position int32 (null for the response), context_id, units list<struct<text,
+    row: sample_id; passages list<struct<position int32 (null for the response), context_id, units list<struct<text,
     unit_type>>, statements list<string>, ratings list<double>>>, the contexts in order, then the response. `units` are
     the extracted units, `statements` the revised units of `unit_types`, and `ratings` are null for the response.
-    Output: atoms, the nodes of the graph first: `contexts` nodes from contexts, then `responses` others, each in order
+    Result: atoms, the nodes of the graph first: `contexts` nodes from contexts, then `responses` others, each in order
     of first appearance. Units with a rating below `threshold` or of another type follow, with a null node. `texts` are
     the texts of the nodes. `contexts_key` hashes the texts of the nodes from contexts.
     """
-    for batch in batches:
-        rows = [_gather(row["sample_id"], metric, row["passages"], unit_types, threshold) for row in batch.to_pylist()]
-        yield pa.RecordBatch.from_pylist(rows, schema=SAMPLE_ATOMS)
-
-
-def _gather(
-    sample_id: str, metric: str, passages: Sequence[Mapping[str, Any]], unit_types: tuple[str, ...], threshold: float
-) -> dict[str, Any]:
-    """Return the row of `SAMPLE_ATOMS` of one sample."""
     nodes: dict[str, Node] = {}
-    for passage in passages:
+    for passage in row["passages"]:
         _add_statements(nodes, passage, unit_types, threshold)
     # After all statements: a unit that is a statement of another passage belongs to its node
     others: dict[str, Node] = {}
-    for passage in passages:
+    for passage in row["passages"]:
         _add_other_units(others, nodes, passage, unit_types)
-    row, kept = number_nodes(sample_id, metric, nodes.values(), list(others.values()))
+    found, kept = number_nodes(row["sample_id"], metric, nodes.values(), list(others.values()))
     texts = [node.text for node in kept]
-    return {**row, "texts": texts, "contexts_key": _hash_texts(texts[: row["contexts"]])}
+    return {**found, "texts": texts, "contexts_key": _hash_texts(texts[: found["contexts"]])}
 
 
-def _add_statements(
-    nodes: dict[str, Node], passage: Mapping[str, Any], unit_types: tuple[str, ...], threshold: float
-) -> None:
+def _add_statements(nodes: dict[str, Node], passage: Row, unit_types: tuple[str, ...], threshold: float) -> None:
     """Add the revised units of a passage. Statements of the response have no rating and always pass."""
     statements = passage["statements"] or []
     units = [unit for unit in passage["units"] or [] if unit["unit_type"] in unit_types]
@@ -218,7 +184,7 @@ def _add_statements(
         node.add(text, position, context_id, rating, passes=rating is None or rating >= threshold)
 
 
-def _types_of(statements: Sequence[str], units: Sequence[Mapping[str, Any]]) -> list[str | None]:
+def _types_of(statements: Sequence[str], units: Sequence[Row]) -> list[str | None]:
     """Return the unit type of each statement: by text, by position if none was split, else null if types vary."""
     by_text = {normalise(unit["text"]): unit["unit_type"] for unit in units}
     kinds = {unit["unit_type"] for unit in units}
@@ -228,7 +194,7 @@ def _types_of(statements: Sequence[str], units: Sequence[Mapping[str, Any]]) -> 
 
 
 def _add_other_units(
-    others: dict[str, Node], nodes: Mapping[str, Node], passage: Mapping[str, Any], unit_types: tuple[str, ...]
+    others: dict[str, Node], nodes: Mapping[str, Node], passage: Row, unit_types: tuple[str, ...]
 ) -> None:
     """Add the units of other types. They appear in `atoms`, and no request uses them."""
     for unit in passage["units"] or []:
@@ -244,83 +210,48 @@ def _hash_texts(texts: Iterable[str]) -> str:
     return blake2b(canonical_json(list(texts)).encode("utf-8"), digest_size=_KEY_BYTES).hexdigest()
 
 
-# The number of pairs is quadratic in the answers, so batches are limited to keep a sample from filling a worker
-BATCH_ROWS = 20_000
-
-SAMPLE_QUESTIONS = pa.schema(
-    [
-        pa.field("sample_id", pa.string()),
-        pa.field("query", pa.string()),
-        pa.field("questions", pa.list_(pa.string())),
-    ]
-)
-PAIRS = pa.schema(
-    [
-        pa.field("sample_id", pa.string()),
-        pa.field("source", pa.int64()),
-        pa.field("target", pa.int64()),
-        pa.field("question", pa.string()),
-        pa.field("first", pa.string()),
-        pa.field("second", pa.string()),
-        pa.field("head", pa.int64()),
-        pa.field("settled", pa.string()),
-    ]
+SAMPLE_QUESTIONS = columns(sample_id=TEXT, query=TEXT, questions=[TEXT])
+PAIRS = columns(
+    columns(sample_id=TEXT, source=NUMBER, target=NUMBER, question=TEXT, first=TEXT, second=TEXT),
+    columns(head=NUMBER, settled=TEXT),
 )
 _SETTLED = {"equal": "equivalent", "first_larger": "contradictory", "second_larger": "contradictory"}
 
 
-def gather_questions(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the distinct questions of samples, for `mapInArrow`: rows of `SAMPLE_QUESTIONS`.
+@over_rows(SAMPLE_QUESTIONS)
+def gather_questions(row: Row) -> Row:
+    """Return the distinct questions of a sample: the columns of `SAMPLE_QUESTIONS`.
 
-    Input: sample_id, query, passages list<struct<..., questions list<string>>>, the contexts in order, then the
-    response. The first of several questions that are equal after normalisation is kept.
+    row: sample_id, query, passages list<struct<..., questions list<string>>>, the contexts in order, then the response.
+    The first of several questions that are equal after normalisation is kept.
     """
-    for batch in batches:
-        rows = [{**row, "questions": _distinct(row["passages"])} for row in batch.to_pylist()]
-        yield pa.RecordBatch.from_pylist(
-            [{name: row[name] for name in SAMPLE_QUESTIONS.names} for row in rows], schema=SAMPLE_QUESTIONS
-        )
-
-
-def _distinct(passages: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the distinct questions of the passages, each in its first form."""
     found: dict[str, str] = {}
-    for question in chain.from_iterable(passage["questions"] or [] for passage in passages):
-        found.setdefault(normalise(question), question)
-    return list(found.values())
+    for passage in row["passages"]:
+        for question in passage["questions"] or ():
+            found.setdefault(normalise(question), question)
+    return {**row, "questions": list(found.values())}
 
 
-def gather_answers(batches: Iterator[pa.RecordBatch], *, metric: str, threshold: float) -> Iterator[pa.RecordBatch]:
-    """Yield the answers of samples, for `mapInArrow`: one row of `SAMPLE_NODES` per sample (methods, section 3).
+@over_rows(SAMPLE_NODES)
+def gather_answers(row: Row, *, metric: str, threshold: float) -> Row:
+    """Return the answers of a sample: the columns of `SAMPLE_NODES` (methods, section 3).
 
-    Input: sample_id; questions list<string>; passages list<struct<position int32 (null for the response), context_id,
+    row: sample_id; questions list<string>; passages list<struct<position int32 (null for the response), context_id,
     answers list<list<string>>, confidences list<list<double>>>>, the contexts in order, then the response; one list of
     answers per question. A node is a question with an answer after normalisation. It passes from a passage, also from
     the response, if its confidence there is at least `threshold`.
     """
-    for batch in batches:
-        rows = [
-            _gather_answers(row["sample_id"], metric, row["questions"], row["passages"], threshold)
-            for row in batch.to_pylist()
-        ]
-        yield pa.RecordBatch.from_pylist(rows, schema=SAMPLE_NODES)
-
-
-def _gather_answers(
-    sample_id: str, metric: str, questions: Sequence[str], passages: Sequence[Mapping[str, Any]], threshold: float
-) -> dict[str, Any]:
-    """Return the row of `SAMPLE_NODES` of one sample."""
     nodes: dict[tuple[str, str], Node] = {}
-    for passage in passages:
-        for question, text, confidence in _answers_of(questions, passage):
+    for passage in row["passages"]:
+        for question, text, confidence in _answers_of(row["questions"], passage):
             # The same text may answer two questions, with another meaning each time
             node = nodes.setdefault((question, normalise(text)), Node(question=question))
             passes = confidence >= threshold
             node.add(text, passage["position"], passage["context_id"], confidence, passes=passes)
-    return number_nodes(sample_id, metric, nodes.values())[0]
+    return number_nodes(row["sample_id"], metric, nodes.values())[0]
 
 
-def _answers_of(questions: Sequence[str], passage: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+def _answers_of(questions: Sequence[str], passage: Row) -> Iterator[tuple[str, str, float]]:
     """Yield (question, answer, confidence) of a passage, nothing for a missing completion."""
     if passage["answers"] is None:
         return
@@ -329,42 +260,33 @@ def _answers_of(questions: Sequence[str], passage: Mapping[str, Any]) -> Iterato
             yield question, text, confidence
 
 
-def pair_answers(batches: Iterator[pa.RecordBatch], *, resolve: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the pairs of answers to compare, for `mapInArrow`: rows of `PAIRS` in batches (methods, section 3).
+@over_rows(PAIRS)
+def pair_answers(row: Row, *, resolve: bool) -> Iterator[Row]:
+    """Yield the pairs of answers to compare: rows of `PAIRS` (methods, section 3).
 
-    Input: sample_id; nodes list<struct<node, question, text, context>>, nodes from contexts first. Output: each
-    unordered pair of answers to one question once, of two contexts or of context and response. `source` and `first`
-    belong to the answer that is first in code point order. `head` is the answer whose list contains the pair: the
-    response's answer, otherwise the first, so all responses share the lists of contexts. With `resolve`, `settled` is
-    the relation of two plain, comparable quantities, which need no model.
+    row: sample_id; nodes list<struct<node, question, text, context>>, nodes from contexts first. Result: each unordered
+    pair of answers to one question once, of two contexts or of context and response. `source` and `first` belong to the
+    answer that is first in code point order. `head` is the answer whose list contains the pair: the response's answer,
+    otherwise the first, so all responses share the lists of contexts. With `resolve`, `settled` is the relation of two
+    plain, comparable quantities, which need no model.
     """
-    for batch in batches:
-        rows = (_pair(sample["sample_id"], *pair, resolve) for sample in batch.to_pylist() for pair in _pairs(sample))
-        while some := list(islice(rows, BATCH_ROWS)):
-            columns = zip(*some, strict=True)
-            yield pa.RecordBatch.from_arrays(
-                [pa.array(column, kind.type) for column, kind in zip(columns, PAIRS, strict=True)], schema=PAIRS
-            )
-
-
-def _pairs(sample: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Yield the pairs of nodes with the same question: context with context, then context with response."""
-    by_question: dict[str, tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
-    for node in sample["nodes"]:
+    by_question: dict[str, tuple[list[Row], list[Row]]] = defaultdict(lambda: ([], []))
+    for node in row["nodes"]:
         by_question[node["question"]][not node["context"]].append(node)
-    for from_contexts, from_response in by_question.values():
-        yield from combinations(from_contexts, 2)
-        yield from product(from_contexts, from_response)
-
-
-def _pair(sample_id: str, one: Mapping[str, Any], other: Mapping[str, Any], resolve: bool) -> tuple[Any, ...]:
-    """Return the row of `PAIRS` of two nodes."""
-    # The order does not depend on the sample, so all samples share one request per pair of answers
-    first, second = sorted((one, other), key=lambda node: str(node["text"]))
-    texts = first["text"], second["text"]
-    head = first if one["context"] and other["context"] else other
-    settled = _settle(*texts) if resolve else None
-    return sample_id, first["node"], second["node"], first["question"], *texts, head["node"], settled
+    for question, (from_contexts, from_response) in by_question.items():
+        for one, other in chain(combinations(from_contexts, 2), product(from_contexts, from_response)):
+            # The order does not depend on the sample, so all samples share one request per pair of answers
+            first, second = sorted((one, other), key=lambda node: str(node["text"]))
+            yield {
+                "sample_id": row["sample_id"],
+                "source": first["node"],
+                "target": second["node"],
+                "question": question,
+                "first": first["text"],
+                "second": second["text"],
+                "head": (first if other["context"] else other)["node"],
+                "settled": _settle(first["text"], second["text"]) if resolve else None,
+            }
 
 
 def _settle(first: str, second: str) -> str | None:
@@ -378,31 +300,17 @@ def _settle(first: str, second: str) -> str | None:
     return _SETTLED.get(compare_quantities(first, second).outcome)
 
 
-SIDES = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        ("statement", pa.int64()),
-        ("text", pa.string()),
-        ("sources", pa.list_(pa.string())),
-        ("place", pa.int64()),
-        ("covered", pa.bool_()),
-    ]
-)
+SIDES = columns(sample_id=TEXT, statement=NUMBER, text=TEXT, sources=[TEXT], place=NUMBER, covered=FLAG)
 
 
-def find_sides(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the sides of conflicts, for `mapInArrow`: rows of `SIDES`, 2n and 2n + 1 for the n-th conflict.
+@over_rows(SIDES)
+def find_sides(row: Row) -> Iterator[Row]:
+    """Yield the sides of conflicts: rows of `SIDES`, 2n and 2n + 1 for the n-th conflict.
 
-    Input: sample_id; context_ids list<string>; conflicts list<struct<first, second: struct<text, sources list<int>>>>,
+    row: sample_id; context_ids list<string>; conflicts list<struct<first, second: struct<text, sources list<int>>>>,
     with sources from 1; statements list<struct<text, covered>>. `place` is the position (from 1) of the statement with
     an equal text, and `covered` its coverage. Both are null if there is none.
     """
-    for batch in batches:
-        rows = [side for row in batch.to_pylist() for side in _sides_of(row)]
-        yield pa.RecordBatch.from_pylist(rows, schema=SIDES)
-
-
-def _sides_of(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     known = {normalise(one["text"]): (place, one["covered"]) for place, one in enumerate(row["statements"], start=1)}
     sides = [conflict[name] for conflict in row["conflicts"] for name in ("first", "second")]
     for number, side in enumerate(sides):

@@ -13,30 +13,17 @@ from math import fsum
 from operator import itemgetter
 from typing import Any
 
-import pyarrow as pa
-
+from untold.udfs.arrow import FLAG, FLOAT, NUMBER, TEXT, Row, columns, over_rows, struct
 from untold.udfs.errors import UserError
-from untold.udfs.facts.aspect_coverage import MEASURE, UNDEFINED, BoundedValue, measure_list
-from untold.udfs.samples.batches import in_batches
-from untold.udfs.samples.file_records import READ_ERRORS
-from untold.udfs.samples.files import open_text
+from untold.udfs.facts.aspect_coverage import CONCLUSION, UNDEFINED, BoundedValue, conclusion, numbered_lines
 from untold.udfs.samples.items import IMPORTANCES, normalise_references
 from untold.udfs.samples.tool_files import references_of
 from untold.udfs.samples.values import canonical, load_json, text_of
 
-_TEXTS = pa.list_(pa.string())
-REFERENCE = pa.struct(
-    [
-        *((name, pa.string()) for name in ("id", "text", "anchor")),
-        ("weight", pa.float64()),
-        ("labels", _TEXTS),
-        ("covered_by", _TEXTS),
-        ("importance", pa.string()),
-    ]
-)
+REFERENCE = struct(id=TEXT, text=TEXT, anchor=TEXT, weight=FLOAT, labels=[TEXT], covered_by=[TEXT], importance=TEXT)
 # Samples may have columns of any plain name
 TOPIC, OF_TOPIC = "_topic_of_nuggets", "_nuggets_of_topic"
-GIVEN = pa.schema([("query_id", pa.string()), (TOPIC, pa.string()), (OF_TOPIC, pa.list_(REFERENCE))])
+GIVEN = columns(**{"query_id": TEXT, TOPIC: TEXT, OF_TOPIC: [REFERENCE]})
 
 
 class NuggetsError(UserError):
@@ -46,23 +33,17 @@ class NuggetsError(UserError):
 def read_nuggets(path: str) -> Iterator[dict[str, Any]]:
     """Yield rows of `GIVEN`, one per line. Raises NuggetsError for a line in another format or a duplicate topic."""
     seen: set[str] = set()
-    try:
-        with open_text(path) as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    row = load_json(line)
-                    name, nuggets = text_of(row["qid"]), normalise_references(references_of(row["nuggets"]))
-                except (ValueError, LookupError, TypeError, RecursionError):
-                    name = nuggets = None
-                if not name or nuggets is None or name in seen:
-                    why = "repeats a qid" if name in seen else "is not an object with qid and nuggets"
-                    raise NuggetsError(f"{path}: line {number} {why}. Fix the line, or check nuggets.file")
-                seen.add(name)
-                yield {"query_id": name, TOPIC: text_of(row.get("query")), OF_TOPIC: nuggets}
-    except READ_ERRORS as error:
-        raise NuggetsError(f"{path} cannot be read ({type(error).__name__}). Check nuggets.file") from error
+    for number, line in numbered_lines(path, NuggetsError, "nuggets.file"):
+        try:
+            row = load_json(line)
+            name, nuggets = text_of(row["qid"]), normalise_references(references_of(row["nuggets"]))
+        except (ValueError, LookupError, TypeError, RecursionError):
+            name = nuggets = None
+        if not name or nuggets is None or name in seen:
+            why = "repeats a qid" if name in seen else "is not an object with qid and nuggets"
+            raise NuggetsError(f"{path}: line {number} {why}. Fix the line, or check nuggets.file")
+        seen.add(name)
+        yield {"query_id": name, TOPIC: text_of(row.get("query")), OF_TOPIC: nuggets}
 
 
 def digest_of_nuggets(path: str) -> str:
@@ -71,11 +52,10 @@ def digest_of_nuggets(path: str) -> str:
     return hashlib.blake2b(found.encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 
-def given_nuggets(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+@over_rows(GIVEN)
+def given_nuggets(row: Row) -> Iterator[Row]:
     """Yield columns of `GIVEN`, a row per topic, from the paths of files (column path)."""
-    for batch in batches:
-        for path in batch.column("path").to_pylist():
-            yield from in_batches(read_nuggets(path), GIVEN)
+    return read_nuggets(row["path"])
 
 
 VITAL, OKAY = IMPORTANCES
@@ -93,40 +73,12 @@ STRICT: Mapping[str, float] = {SUPPORT: 1.0}
 LENIENT: Mapping[str, float] = {SUPPORT: 1.0, PARTIAL: 0.5}
 WEIGHTS = {VITAL: 1.0, OKAY: 0.5}
 
-NUGGET = pa.struct(
-    [
-        ("number", pa.int64()),
-        ("reference_id", pa.string()),
-        ("text", pa.string()),
-        ("importance", pa.string()),
-        ("weight", pa.float64()),
-        ("kept", pa.bool_()),
-    ]
-)
-RANKED = pa.schema([("owner", pa.string()), ("nuggets", pa.list_(NUGGET))])
+NUGGET = struct(number=NUMBER, reference_id=TEXT, text=TEXT, importance=TEXT, weight=FLOAT, kept=FLAG)
+RANKED = columns(owner=TEXT, nuggets=[NUGGET])
 # In the format of `covered_statements`. Nuggets have no known claims
-_STATEMENT = pa.struct(
-    [
-        *NUGGET,
-        ("rank", pa.int64()),
-        ("support", pa.string()),
-        ("reason", pa.string()),
-        ("covered", pa.bool_()),
-        ("claims", pa.list_(pa.int64())),
-    ]
-)
-CONCLUDED = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        ("measures", pa.list_(MEASURE)),
-        ("statements", pa.list_(_STATEMENT)),
-        *((name, pa.int64()) for name in ("covered", "uncovered", "unjudged", "left_out")),
-        ("empty", pa.bool_()),
-        # True if a request for the supported sentences or for their nuggets failed
-        ("lost_support", pa.bool_()),
-    ]
-)
-Row = Mapping[str, Any]
+_STATEMENT = struct(NUGGET, rank=NUMBER, support=TEXT, reason=TEXT, covered=FLAG, claims=[NUMBER])
+# lost_support: true if a request for the supported sentences or for their nuggets failed
+CONCLUDED = columns(CONCLUSION, statements=[_STATEMENT], left_out=NUMBER, lost_support=FLAG)
 
 
 @dataclass(frozen=True)
@@ -195,18 +147,14 @@ def _share(
     return BoundedValue(earned / judged if judged else None, earned / whole, high)
 
 
-def rank_batches(batches: Iterable[pa.RecordBatch], keep: int) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `RANKED`, a row per owner: its nuggets, the vital ones first, numbered from 1.
+@over_rows(RANKED)
+def rank_batches(row: Row, keep: int) -> Row:
+    """Return columns of `RANKED`: the nuggets of an owner, the vital ones first, numbered from 1.
 
-    batches: owner, nuggets list<struct<reference_id, text, importance, weight>>, rated list<struct<number, label>>: the
+    row: owner, nuggets list<struct<reference_id, text, importance, weight>>, rated list<struct<number, label>>: the
     missing importances, by position from 1. The first `keep` nuggets and all nuggets with a given weight are kept, but
     none with a weight below 0: a nugget is wanted, and the metric rubric scores content to avoid.
     """
-    for batch in batches:
-        yield pa.RecordBatch.from_pylist([_ranked(row, keep) for row in batch.to_pylist()], RANKED)
-
-
-def _ranked(row: Row, keep: int) -> dict[str, Any]:
     rated = {one["number"]: one["label"] for one in row["rated"] or ()}
     found = [
         {**one, "importance": one["importance"] or rated[place]} for place, one in enumerate(row["nuggets"], start=1)
@@ -223,39 +171,30 @@ def _is_unwanted(nugget: Row) -> bool:
     return (nugget["weight"] or 0.0) < 0
 
 
-def conclude_batches(batches: Iterable[pa.RecordBatch], score: str) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `CONCLUDED`, a row per sample.
+@over_rows(CONCLUDED)
+def conclude_batches(row: Row, score: str) -> Row:
+    """Return columns of `CONCLUDED`.
 
-    batches: sample_id; blank, true for a blank response; nuggets (of `RANKED`); assigned list<struct<number, label,
+    row: sample_id; blank, true for a blank response; nuggets (of `RANKED`); assigned list<struct<number, label,
     reason>>, with a null label for a lost assignment. `empty`: the measure `score` covers no nugget. For measures over
     supported sentences, also whole, lost and supported_text (`untold.udfs.facts.citation_measures.SUPPORTED`), and
     labels list<struct<number, label>> by this text, for nuggets that the response supports in full or partly.
     """
-    for batch in batches:
-        yield pa.RecordBatch.from_pylist([_concluded(row, score) for row in batch.to_pylist()], CONCLUDED)
-
-
-def _concluded(row: Row, score: str) -> dict[str, Any]:
     blank = {"label": NOT_SUPPORT} if row["blank"] else {}
     assigned = {one["number"]: one for one in row["assigned"] or ()}
     statements = [_statement(one, blank or assigned.get(one["number"], {})) for one in row["nuggets"] or ()]
     kept = [one for one in statements if one["kept"]]
     measures = measures_of(Nugget(one["importance"], one["support"], one["weight"]) for one in kept)
-    covered = [one["covered"] for one in kept]
+    empty = measures[score].high is None
     within: list[str | None] = []
     if "whole" in row:
         within = [_support_within(one, row) for one in kept]
         ends = [_least_and_most(*pair, whole=row["whole"]) for pair in zip(kept, within, strict=True)]
         measures |= supported_measures(ends)
     return {
-        "sample_id": row["sample_id"],
-        "measures": measure_list(measures),
+        **conclusion(row, measures, [one["covered"] for one in kept], empty=empty),
         "statements": statements,
-        "covered": covered.count(True),
-        "uncovered": covered.count(False),
-        "unjudged": covered.count(None),
         "left_out": len(statements) - len(kept),
-        "empty": measures[score].high is None,
         "lost_support": bool(row.get("lost")) or None in within,
     }
 

@@ -9,17 +9,17 @@ audit judges a share of these pairs too.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from untold.udfs.arrow import NUMBER, TEXT, Row, columns, over_rows
 from untold.udfs.llm.keys import PairKeys, Stage
 from untold.udfs.texts import FUNCTION_WORDS, compatible, tokens_in
 
@@ -69,7 +69,7 @@ class PairFilter:
         """Return True if owners need the column vectors."""
         return self.filter in ("vectors", "either")
 
-    def of(self, owner: Mapping[str, Any]) -> Sifted:
+    def of(self, owner: Row) -> Sifted:
         """Return a function of pairs (source, target) of the owner's texts: which are filtered, and audited."""
         if not self:
             return lambda source, target: (np.zeros(len(source), dtype=bool), np.zeros(len(source), dtype=bool))
@@ -122,37 +122,21 @@ def _are_far(vectors: Sequence[Sequence[float] | None], least: float) -> Flags:
 
 # Limited, because an owner with 5,000 context atoms has 25 million pairs
 BATCH_ROWS = 20_000
-PAIRS = pa.schema(
-    [
-        pa.field("owner", pa.string()),
-        pa.field("source", pa.int64()),
-        pa.field("target", pa.int64()),
-        pa.field("judged_by", pa.string()),
-        pa.field("request_id", pa.string()),
-    ]
-)
-LISTS = pa.schema(
-    [
-        pa.field("owner", pa.string()),
-        pa.field("source", pa.int64()),
-        pa.field("targets", pa.list_(pa.int64())),
-        # For each target. In a list with a request, all are MODEL or AUDIT
-        pa.field("judged_by", pa.list_(pa.string())),
-        pa.field("request_id", pa.string()),
-    ]
-)
+PAIRS = columns(owner=TEXT, source=NUMBER, target=NUMBER, judged_by=TEXT, request_id=TEXT)
+# judged_by: for each target. In a list with a request, all are MODEL or AUDIT
+LISTS = columns(owner=TEXT, source=NUMBER, targets=[NUMBER], judged_by=[TEXT], request_id=TEXT)
 # The source of a pair's relation: a model, a model although it is filtered, other pairs, or a filter
 MODEL, AUDIT, IMPLIED, FILTERED = TELLERS = ("model", "audit", "implied", "filtered")
 Choice = Callable[[Places, Places], tuple[Flags, Flags]]
 _NO_FILTER = PairFilter()
 
 
-def ask_all(owner: Mapping[str, Any]) -> Choice:
+def ask_all(owner: Row) -> Choice:
     """Return the choice of a run that sends every pair."""
     return lambda source, target: (np.ones(len(source), dtype=bool), np.zeros(len(source), dtype=bool))
 
 
-def ask_again(owner: Mapping[str, Any]) -> Choice:
+def ask_again(owner: Row) -> Choice:
     """Return the choice of a wave that repeats requests: the pairs {source, target} of the owner's `again`."""
     size = len(owner["texts"])
     wanted = [pair["source"] * size + pair["target"] for pair in owner["again"]]
@@ -162,7 +146,7 @@ def ask_again(owner: Mapping[str, Any]) -> Choice:
 def generate_pairs(
     batches: Iterator[pa.RecordBatch],
     stage: Stage,
-    choose: Callable[[Mapping[str, Any]], Choice],
+    choose: Callable[[Row], Choice],
     pair_filter: PairFilter = _NO_FILTER,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the pairs of owners, for `mapInArrow`: rows of `PAIRS`.
@@ -178,7 +162,7 @@ def generate_pairs(
 def generate_lists(
     batches: Iterator[pa.RecordBatch],
     stage: Stage,
-    choose: Callable[[Mapping[str, Any]], Choice],
+    choose: Callable[[Row], Choice],
     size: int,
     pair_filter: PairFilter = _NO_FILTER,
 ) -> Iterator[pa.RecordBatch]:
@@ -191,7 +175,7 @@ def generate_lists(
 
 
 def _joined(
-    batches: Iterator[pa.RecordBatch], rows_of: Callable[[Mapping[str, Any]], Iterator[pa.RecordBatch]]
+    batches: Iterator[pa.RecordBatch], rows_of: Callable[[Row], Iterator[pa.RecordBatch]]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of owners in bounded batches of several owners, because each batch has a fixed cost in Spark."""
     for batch in batches:
@@ -206,18 +190,14 @@ def _joined(
             yield pa.concat_batches(waiting)
 
 
-def _pairs_of(
-    owner: Mapping[str, Any], stage: Stage, choose: Choice, pair_filter: PairFilter
-) -> Iterator[pa.RecordBatch]:
+def _pairs_of(owner: Row, stage: Stage, choose: Choice, pair_filter: PairFilter) -> Iterator[pa.RecordBatch]:
     """Yield the pairs of an owner in batches."""
     keys = PairKeys(stage, owner["texts"])
     for source, target, teller in _told(owner, choose, pair_filter):
         yield _rows(owner["owner"], source, target, teller, keys)
 
 
-def _lists_of(
-    owner: Mapping[str, Any], stage: Stage, choose: Choice, size: int, pair_filter: PairFilter
-) -> Iterator[pa.RecordBatch]:
+def _lists_of(owner: Row, stage: Stage, choose: Choice, size: int, pair_filter: PairFilter) -> Iterator[pa.RecordBatch]:
     """Yield the lists of an owner in batches."""
     texts = owner["texts"]
     for source, target, teller in _told(owner, choose, pair_filter):
@@ -249,7 +229,7 @@ def _id_of_list(stage: Stage, texts: Sequence[str], premise: int, hypotheses: Se
     return stage.request_id({first: texts[premise], second: [texts[place] for place in hypotheses]})
 
 
-def _told(owner: Mapping[str, Any], choose: Choice, pair_filter: PairFilter) -> Iterator[tuple[Places, Places, Places]]:
+def _told(owner: Row, choose: Choice, pair_filter: PairFilter) -> Iterator[tuple[Places, Places, Places]]:
     """Yield the pairs (source, target) with a row, in batches, and the source of their relations in `TELLERS`."""
     split_pairs = pair_filter.of(owner)
     for source, target in _places_of(owner):
@@ -261,7 +241,7 @@ def _told(owner: Mapping[str, Any], choose: Choice, pair_filter: PairFilter) -> 
             yield source[shown], target[shown], teller
 
 
-def _places_of(owner: Mapping[str, Any]) -> Iterator[tuple[Places, Places]]:
+def _places_of(owner: Row) -> Iterator[tuple[Places, Places]]:
     """Yield the pairs (source, target) of an owner by kind, ranked from 0, so that a cap keeps the first pairs.
 
     Each batch has a limited size, and all pairs of a source and kind.
@@ -303,34 +283,17 @@ def _rows(owner: str, source: Places, target: Places, teller: Places, keys: Pair
     return pa.RecordBatch.from_arrays(columns, schema=PAIRS)
 
 
-LEFT_OUT = pa.schema(
-    [
-        pa.field("graph", pa.string()),
-        pa.field("node", pa.int64()),
-        pa.field("source", pa.int64()),
-        pa.field("target", pa.int64()),
-    ]
-)
+LEFT_OUT = columns(graph=TEXT, node=NUMBER, source=NUMBER, target=NUMBER)
 
 
-def leave_out(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the pairs that a cap leaves out, for `mapInArrow`, as edges whose number is linear in the atoms.
+@over_rows(LEFT_OUT)
+def leave_out(owner: Row) -> Iterator[Row]:
+    """Yield the pairs that a cap leaves out as edges whose number is linear in the atoms: rows of `LEFT_OUT`.
 
-    Input: graph; contexts, responses; to_contexts, between_contexts, to_responses: the number of judged pairs of each
-    kind. Output: rows of `LEFT_OUT`, either a `node` or an edge. If all pairs of some premises are left out, an
-    additional node connects these premises with all hypotheses. The paths are the same, without an edge per pair.
+    owner: graph; contexts, responses; to_contexts, between_contexts, to_responses: the number of judged pairs of each
+    kind. A row has either a `node` or an edge. If all pairs of some premises are left out, an additional node connects
+    these premises with all hypotheses. The paths are the same, without an edge per pair.
     """
-    for batch in batches:
-        for owner in batch.to_pylist():
-            rows = [(owner["graph"], *row) for row in _left_out(owner)]
-            yield pa.RecordBatch.from_arrays(
-                [pa.array(column, kind.type) for column, kind in zip(zip(*rows, strict=True), LEFT_OUT, strict=True)],
-                schema=LEFT_OUT,
-            )
-
-
-def _left_out(owner: Mapping[str, Any]) -> Iterator[tuple[int | None, int | None, int | None]]:
-    """Yield (node, source, target) of each row."""
     contexts, responses = owner["contexts"], owner["responses"]
     from_contexts, from_responses = range(contexts), range(contexts, contexts + responses)
     kinds = (
@@ -344,8 +307,8 @@ def _left_out(owner: Mapping[str, Any]) -> Iterator[tuple[int | None, int | None
         row, places = divmod(judged, width)
         # The premise at the cap has some judged pairs. Its other pairs are separate edges
         others = [target for target in hypotheses if target != premises[row]]
-        yield from ((None, premises[row], target) for target in others[places:])
+        edges = [(premises[row], target) for target in others[places:]]
         if row + 1 < len(premises):
-            yield joint, None, None
-            yield from ((None, source, joint) for source in premises[row + 1 :])
-            yield from ((None, joint, target) for target in hypotheses)
+            yield {"graph": owner["graph"], "node": joint}
+            edges += [*((source, joint) for source in premises[row + 1 :]), *((joint, target) for target in hypotheses)]
+        yield from ({"graph": owner["graph"], "source": source, "target": target} for source, target in edges)

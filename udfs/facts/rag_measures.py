@@ -7,16 +7,13 @@ cover all its possible results.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import pyarrow as pa
-
-from untold.udfs.facts.aspect_coverage import COUNTS, MEASURE, UNDEFINED, BoundedValue, measure_list
+from untold.udfs.arrow import FLAG, NUMBER, TEXT, Row, columns, over_rows, struct
+from untold.udfs.facts.aspect_coverage import CONCLUSION, UNDEFINED, BoundedValue, conclusion, f_of, share_of
 from untold.udfs.facts.claim_verdicts import CONTRADICTED, NOT_SUPPORTED, SUPPORTED, distinct_texts
-from untold.udfs.facts.importance_measures import f1_of
-from untold.udfs.samples.batches import in_batches
 from untold.udfs.samples.items import FIELDS, RESPONSE, SIDES, TRUTH, given_claims, given_relations
 
 ENTAILMENT, CONTRADICTION, NEUTRAL = "entailment", "contradiction", "neutral"
@@ -51,22 +48,8 @@ UNSTATED = "neutral"
 WITHOUT_TRUTH = (FAITHFULNESS, f"{FAITHFULNESS}_{CONTRADICTED}", f"{FAITHFULNESS}_{UNSTATED}", CLAIMS)
 
 
-class BoundedBool(NamedTuple):
-    """A boolean with bounds: `low` if it must hold, `high` if it may hold."""
-
-    low: bool
-    high: bool
-
-    def __invert__(self) -> BoundedBool:
-        return BoundedBool(not self.high, not self.low)
-
-    def __and__(self, other: BoundedBool) -> BoundedBool:
-        return BoundedBool(self.low and other.low, self.high and other.high)
-
-    @property
-    def known(self) -> bool:
-        """Return True if both bounds are equal."""
-        return self.low == self.high
+Flag = bool | None
+"""A flag, None if it depends on a missing relation."""
 
 
 @dataclass(frozen=True)
@@ -85,60 +68,47 @@ class ClaimSide:
         return sum(one is None for row in (self.whole, *self.contexts) for one in row)
 
     @property
-    def stated(self) -> list[BoundedBool]:
+    def stated(self) -> list[Flag]:
         """Return for each claim whether the other side's text entails it."""
         return [is_entailed(one) for one in self.whole]
 
     @property
-    def found(self) -> list[BoundedBool]:
+    def found(self) -> list[Flag]:
         """Return for each claim whether some context entails it."""
         return [any_of(map(is_entailed, row)) for row in self.contexts]
 
 
-def is_entailed(relation: Relation) -> BoundedBool:
+def is_entailed(relation: Relation) -> Flag:
     """Return whether a claim is entailed."""
-    return BoundedBool(relation == ENTAILMENT, relation in (ENTAILMENT, None))
+    return None if relation is None else relation == ENTAILMENT
 
 
-def any_of(flags: Iterable[BoundedBool]) -> BoundedBool:
+def any_of(flags: Iterable[Flag]) -> Flag:
     """Return whether any flag holds."""
-    several = list(flags)
-    return BoundedBool(any(flag.low for flag in several), any(flag.high for flag in several))
+    several = set(flags)
+    return True if True in several else None if None in several else False
 
 
-def relevant_contexts(truth: ClaimSide, contexts: int) -> list[BoundedBool]:
+def relevant_contexts(truth: ClaimSide, contexts: int) -> list[Flag]:
     """Return for each context whether it entails a claim of the ground truth."""
     return [any_of(is_entailed(row[place]) for row in truth.contexts) for place in range(contexts)]
 
 
-def share(flags: Sequence[BoundedBool]) -> BoundedValue:
-    """Return the share of true flags over the known flags, with bounds for all other flags false and true.
-
-    >>> share([BoundedBool(True, True), BoundedBool(False, True), BoundedBool(False, False), BoundedBool(False, False)])
-    BoundedValue(value=0.3333333333333333, low=0.25, high=0.5)
-    """
-    if not flags:
-        return UNDEFINED
-    known = [flag.low for flag in flags if flag.known]
-    low, high = (sum(ends) / len(flags) for ends in zip(*flags, strict=True))
-    return BoundedValue(sum(known) / len(known) if known else None, low, high)
-
-
-def utilization(found: Sequence[BoundedBool], stated: Sequence[BoundedBool]) -> BoundedValue:
+def utilization(found: Sequence[Flag], stated: Sequence[Flag]) -> BoundedValue:
     """Return the share of claims found in contexts that the response entails, undefined without such claims.
 
     A claim that is possibly found lowers the share only if the response may omit it, and raises it only if the response
     may state it.
     """
     pairs = list(zip(found, stated, strict=True))
-    known = [said.low for there, said in pairs if there.low and there.known and said.known]
-    surely = [said for there, said in pairs if there.low]
-    maybe = [said for there, said in pairs if not there.known]
+    surely = [said for there, said in pairs if there]
+    maybe = [said for there, said in pairs if there is None]
+    known = [said for said in surely if said is not None]
     if not surely and not maybe:
         return UNDEFINED
-    left_out, used = sum(not said.low for said in maybe), sum(said.high for said in maybe)
-    low = _ratio(sum(said.low for said in surely), len(surely) + left_out, 1.0)
-    high = _ratio(sum(said.high for said in surely) + used, len(surely) + used, 0.0)
+    left_out, used = len(maybe) - maybe.count(True), len(maybe) - maybe.count(False)
+    low = _ratio(surely.count(True), len(surely) + left_out, 1.0)
+    high = _ratio(len(surely) - surely.count(False) + used, len(surely) + used, 0.0)
     return BoundedValue(sum(known) / len(known) if known else None, low, high)
 
 
@@ -152,31 +122,30 @@ def measures_of(response: ClaimSide, truth: ClaimSide, contexts: int) -> dict[st
     `noise_sensitivity_in_irrelevant` counts claims that no relevant context entails. `not_retrieved` and `not_used` are
     the claims of the ground truth that the response omits, without and with a context that entails them.
     """
-    precision, recall = share(response.stated), share(truth.stated)
+    precision, recall = share_of(response.stated), share_of(truth.stated)
     relevant = relevant_contexts(truth, contexts)
     entailed = [[is_entailed(one) for one in row] for row in response.contexts]
-    wrong = [~flag for flag in response.stated]
-    misled = [any_of(one & of for one, of in zip(row, relevant, strict=True)) for row in entailed]
-    noised = [any_of(one & ~of for one, of in zip(row, relevant, strict=True)) for row in entailed]
-    left_out = [~flag for flag in truth.stated]
+    wrong, left_out, unfound = _none(response.stated), _none(truth.stated), _none(response.found)
+    misled = [any_of(_both(row, relevant)) for row in entailed]
+    noised = [any_of(_both(row, _none(relevant))) for row in entailed]
     found = {
         PRECISION: precision,
         RECALL: recall,
-        F1: f1_of(precision, recall),
-        CLAIM_RECALL: share(truth.found),
-        CONTEXT_PRECISION: share(relevant) if truth.whole else UNDEFINED,
+        F1: f_of(precision, recall),
+        CLAIM_RECALL: share_of(truth.found),
+        CONTEXT_PRECISION: share_of(relevant) if truth.whole else UNDEFINED,
         UTILIZATION: utilization(truth.found, truth.stated),
-        IN_RELEVANT: share(_both(misled, wrong)) if truth.whole else UNDEFINED,
-        IN_IRRELEVANT: share(_both(_both(noised, [~flag for flag in misled]), wrong)) if truth.whole else UNDEFINED,
-        HALLUCINATION: share(_both([~flag for flag in response.found], wrong)),
-        SELF_KNOWLEDGE: share(_both([~flag for flag in response.found], response.stated)),
-        FAITHFULNESS: share(response.found),
+        IN_RELEVANT: share_of(_both(misled, wrong)) if truth.whole else UNDEFINED,
+        IN_IRRELEVANT: share_of(_both(_both(noised, _none(misled)), wrong)) if truth.whole else UNDEFINED,
+        HALLUCINATION: share_of(_both(unfound, wrong)),
+        SELF_KNOWLEDGE: share_of(_both(unfound, response.stated)),
+        FAITHFULNESS: share_of(response.found),
     }
     # Measures of contexts are undefined without contexts
     found |= {} if contexts else dict.fromkeys((*RETRIEVER, *GENERATOR), UNDEFINED)
     missed = {
-        NOT_RETRIEVED: share(_both(left_out, [~flag for flag in truth.found])),
-        NOT_USED: share(_both(left_out, truth.found)),
+        NOT_RETRIEVED: share_of(_both(left_out, _none(truth.found))),
+        NOT_USED: share_of(_both(left_out, truth.found)),
     }
     rows = {
         PRECISION: [[one] for one in response.whole],
@@ -185,7 +154,7 @@ def measures_of(response: ClaimSide, truth: ClaimSide, contexts: int) -> dict[st
         FAITHFULNESS: response.contexts if contexts else (),
     }
     split = {
-        f"{name}_{kind}": share([said(row) for row in rows[name]])
+        f"{name}_{kind}": share_of([said(row) for row in rows[name]])
         for name in SPLIT
         for kind, said in ((CONTRADICTED, _is_contradicted), (UNSTATED, _is_unstated))
     }
@@ -193,20 +162,29 @@ def measures_of(response: ClaimSide, truth: ClaimSide, contexts: int) -> dict[st
     return {**found, **missed, **split, **{name: BoundedValue.exact(float(count)) for name, count in counts.items()}}
 
 
-def _both(first: Sequence[BoundedBool], second: Sequence[BoundedBool]) -> list[BoundedBool]:
-    return [one & other for one, other in zip(first, second, strict=True)]
+def _both(first: Iterable[Flag], second: Iterable[Flag]) -> list[Flag]:
+    """Return for each pair of flags whether both hold."""
+    pairs = zip(first, second, strict=True)
+    return [False if False in pair else None if None in pair else True for pair in pairs]
 
 
-def _is_contradicted(relations: Sequence[Relation]) -> BoundedBool:
+def _none(flags: Iterable[Flag]) -> list[Flag]:
+    """Return for each flag whether it does not hold."""
+    return [None if flag is None else not flag for flag in flags]
+
+
+def _is_contradicted(relations: Sequence[Relation]) -> Flag:
     """Return whether a text contradicts the claim, and no text entails it."""
-    no, said = ENTAILMENT not in relations, CONTRADICTION in relations
-    return BoundedBool(no and said and None not in relations, no and (said or None in relations))
+    if ENTAILMENT in relations:
+        return False
+    return None if None in relations else CONTRADICTION in relations
 
 
-def _is_unstated(relations: Sequence[Relation]) -> BoundedBool:
+def _is_unstated(relations: Sequence[Relation]) -> Flag:
     """Return whether no text entails or contradicts the claim."""
-    high = not {ENTAILMENT, CONTRADICTION} & set(relations)
-    return BoundedBool(high and None not in relations, high)
+    if {ENTAILMENT, CONTRADICTION} & set(relations):
+        return False
+    return None if None in relations else True
 
 
 def names_of_measures() -> list[str]:
@@ -216,58 +194,25 @@ def names_of_measures() -> list[str]:
 
 VERDICTS = {ENTAILMENT: SUPPORTED, CONTRADICTION: CONTRADICTED, NEUTRAL: NOT_SUPPORTED}
 
-_TEXTS = pa.list_(pa.string())
 # The columns that `untold.udfs.facts.pairs.generate_lists` reads, the origin of their texts, and the ranks of premises
-OWNERS = pa.schema(
-    [
-        *(pa.field(name, pa.string()) for name in ("owner", "sample_id", "side")),
-        pa.field("texts", _TEXTS),
-        pa.field("ranks", pa.list_(pa.int64())),
-        *(pa.field(name, pa.int64()) for name in ("contexts", "between_contexts", "to_contexts", "to_responses")),
-    ]
+OWNERS = columns(
+    columns(owner=TEXT, sample_id=TEXT, side=TEXT, texts=[TEXT], ranks=[NUMBER]),
+    columns(contexts=NUMBER, between_contexts=NUMBER, to_contexts=NUMBER, to_responses=NUMBER),
 )
-_STATEMENT = pa.struct(
-    [
-        ("number", pa.int64()),
-        ("text", pa.string()),
-        ("covered", pa.bool_()),
-        ("sources", _TEXTS),
-        ("relation", pa.string()),
-    ]
-)
-_CLAIM = pa.struct([("position", pa.int64()), ("text", pa.string()), ("verdict", pa.string()), ("evidence", _TEXTS)])
-_CONTEXT = pa.struct(
-    [
-        ("rank", pa.int64()),
-        ("context_id", pa.string()),
-        *((name, pa.bool_()) for name in ("relevant", "used", "noise")),
-        ("new_claims", pa.int64()),
-        *((side, _TEXTS) for side in SIDES),
-    ]
-)
-CONCLUDED = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        ("measures", pa.list_(MEASURE)),
-        ("statements", pa.list_(_STATEMENT)),
-        ("claims", pa.list_(_CLAIM)),
-        ("contexts", pa.list_(_CONTEXT)),
-        *COUNTS,
-    ]
-)
+_STATEMENT = struct(number=NUMBER, text=TEXT, covered=FLAG, claims=[NUMBER], sources=[TEXT], relation=TEXT)
+_CLAIM = struct(position=NUMBER, text=TEXT, verdict=TEXT, evidence=[TEXT])
+_OF_CONTEXT = struct(rank=NUMBER, context_id=TEXT, relevant=FLAG, used=FLAG, noise=FLAG, new_claims=NUMBER)
+_CONTEXT = struct(_OF_CONTEXT, **{side: [TEXT] for side in SIDES})
+CONCLUDED = columns(CONCLUSION, statements=[_STATEMENT], claims=[_CLAIM], contexts=[_CONTEXT])
 
 
-def claim_owners(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+@over_rows(OWNERS)
+def claim_owners(sample: Row) -> Iterator[Row]:
     """Yield columns of `OWNERS`: for each side the texts that its claims are checked against, then the claims.
 
-    batches: sample_id, response, ground_truth struct<text, claims>, contexts list<struct<id, text>>, claim_checks, and
+    sample: sample_id, response, ground_truth struct<text, claims>, contexts list<struct<id, text>>, claim_checks, and
     the extracted claims by side. A blank text entails no claim, and given relations need no request.
     """
-    for batch in batches:
-        yield from in_batches((row for sample in batch.to_pylist() for row in _owners(sample)), OWNERS)
-
-
-def _owners(sample: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     others = {RESPONSE: (sample["ground_truth"] or {}).get("text") or "", TRUTH: sample["response"]}
     for side in SIDES:
         claims = _claims(sample, side)
@@ -288,42 +233,37 @@ def _owners(sample: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             }
 
 
-def _claims(sample: Mapping[str, Any], side: str) -> list[str]:
+def _claims(sample: Row, side: str) -> list[str]:
     """Return the claims of a side: the given claims, otherwise the extracted claims without duplicates."""
     given = given_claims(sample["claim_checks"], sample["ground_truth"], side)
     return distinct_texts(sample[f"{side}_claims"] or ()) if given is None else given
 
 
-def conclude_checks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `CONCLUDED`, a row per sample.
+@over_rows(CONCLUDED)
+def conclude_checks(sample: Row) -> Row:
+    """Return columns of `CONCLUDED`.
 
-    batches: as for `claim_owners`, without response and texts of contexts, and judged list<struct<side, rank, place,
+    sample: as for `claim_owners`, without response and texts of contexts, and judged list<struct<side, rank, place,
     relation>>: the relation of the requested text of each rank to the claim at each position, null if missing. `empty`:
     F1 is undefined. Without a ground truth, only the measures in `WITHOUT_TRUTH` are defined. Do not use the row of a
     sample without claims.
     """
-    for batch in batches:
-        yield from in_batches(map(_conclude, batch.to_pylist()), CONCLUDED)
-
-
-def _conclude(sample: Mapping[str, Any]) -> dict[str, Any]:
     names = [one["id"] for one in sample["contexts"]]
     claims = {side: _claims(sample, side) for side in SIDES}
     sides = {side: _side(sample, side, len(claims[side]), len(names)) for side in SIDES}
-    truth = sides[TRUTH]
-    measures = measures_of(sides[RESPONSE], truth, len(names))
+    response, truth = sides[RESPONSE], sides[TRUTH]
+    measures = measures_of(response, truth, len(names))
     has_truth = has_reference(sample)
     if not has_truth:
         measures |= {name: UNDEFINED for name in measures if name not in WITHOUT_TRUTH}
-    covered = [_known(flag) for flag in truth.stated]
+    of_truth = zip(claims[TRUTH], truth.stated, truth.contexts, truth.whole, strict=True)
+    of_response = zip(claims[RESPONSE], response.whole, response.contexts, strict=True)
     return {
-        "sample_id": sample["sample_id"],
-        "measures": measure_list(measures),
+        **conclusion(sample, measures, truth.stated, empty=not claims[RESPONSE] or not claims[TRUTH]),
+        "unjudged": sum(side.unjudged for side in sides.values()),
         "statements": [
             {"number": number, "text": text, "covered": said, "sources": _entailing(row, names), "relation": relation}
-            for number, (text, said, row, relation) in enumerate(
-                zip(claims[TRUTH], covered, truth.contexts, truth.whole, strict=True), start=1
-            )
+            for number, (text, said, row, relation) in enumerate(of_truth, start=1)
         ],
         "claims": [
             {
@@ -332,28 +272,22 @@ def _conclude(sample: Mapping[str, Any]) -> dict[str, Any]:
                 "verdict": VERDICTS.get(one or "") if has_truth else None,
                 "evidence": _entailing(row, names),
             }
-            for number, (text, one, row) in enumerate(
-                zip(claims[RESPONSE], sides[RESPONSE].whole, sides[RESPONSE].contexts, strict=True), start=1
-            )
+            for number, (text, one, row) in enumerate(of_response, start=1)
         ],
         "contexts": [
             one if has_truth else {**one, "relevant": None, "noise": None, "new_claims": None}
-            for one in _contexts(sides[RESPONSE], truth, names)
+            for one in _contexts(response, truth, names)
         ],
-        "covered": covered.count(True),
-        "uncovered": covered.count(False),
-        "unjudged": sum(side.unjudged for side in sides.values()),
-        "empty": not claims[RESPONSE] or not claims[TRUTH],
     }
 
 
-def has_reference(sample: Mapping[str, Any]) -> bool:
+def has_reference(sample: Row) -> bool:
     """Return True if the sample has a ground truth, or claims or relations of one."""
     given = sample["claim_checks"] or {}
     return sample["ground_truth"] is not None or any(given.get(name) is not None for name in FIELDS[TRUTH])
 
 
-def _side(sample: Mapping[str, Any], side: str, claims: int, contexts: int) -> ClaimSide:
+def _side(sample: Row, side: str, claims: int, contexts: int) -> ClaimSide:
     """Return the relations of a side's claims: given or requested, otherwise neutral, as for a blank text."""
     whole, retrieved = given_relations(sample["claim_checks"], side)
     rows: list[list[Relation]] = [[NEUTRAL] * (1 + contexts) for _ in range(claims)]
@@ -371,26 +305,22 @@ def _entailing(relations: Sequence[Relation], names: Sequence[str]) -> list[str]
     return [name for name, relation in zip(names, relations, strict=True) if relation == ENTAILMENT]
 
 
-def _known(flag: BoundedBool) -> bool | None:
-    return flag.low if flag.known else None
-
-
 def _contexts(response: ClaimSide, truth: ClaimSide, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the measures of each context, by rank. A value that depends on a missing relation is null."""
-    relevant = relevant_contexts(truth, len(names))
-    recalled = [BoundedBool(False, False)] * len(truth.whole)
+    relevant, wrong = relevant_contexts(truth, len(names)), _none(response.stated)
+    recalled: list[Flag] = [False] * len(truth.whole)
     for place, name in enumerate(names):
         of_truth, of_response = ([row[place] for row in side.contexts] for side in (truth, response))
         stated = [is_entailed(one) for one in of_response]
         now = [any_of((before, is_entailed(one))) for before, one in zip(recalled, of_truth, strict=True)]
-        known = all(flag.known for flag in (*recalled, *now))
+        known = None not in (*recalled, *now)
         yield {
             "rank": place + 1,
             "context_id": name,
-            "relevant": _known(relevant[place]),
-            "used": _known(any_of(stated)),
-            "noise": _known(any_of(one & ~said for one, said in zip(stated, response.stated, strict=True))),
-            "new_claims": sum(flag.low for flag in now) - sum(flag.low for flag in recalled) if known else None,
+            "relevant": relevant[place],
+            "used": any_of(stated),
+            "noise": any_of(_both(stated, wrong)),
+            "new_claims": now.count(True) - recalled.count(True) if known else None,
             RESPONSE: of_response,
             TRUTH: of_truth,
         }

@@ -9,18 +9,18 @@ under the embedded model, most of them wrongly. If they must have the same words
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import fcluster, linkage
 
+from untold.udfs.arrow import NUMBER, TEXT, Row, columns, over_rows, struct
 from untold.udfs.facts.claim_verdicts import cut_passages
+from untold.udfs.facts.importance_measures import FACT
 from untold.udfs.facts.nodes import Node, normalise
 from untold.udfs.retrieval.ranking import COSINE_DECIMALS
-from untold.udfs.samples.batches import in_batches
 from untold.udfs.texts import say_same_words, words_of
 
 # Larger than any distance of two vectors, because a cosine is at least -1
@@ -119,62 +119,28 @@ MERGING: dict[str, Callable[[Sequence[str], Vectors, float], list[Class]]] = {
 }
 
 
-PASSAGES = pa.schema(
-    [
-        ("owner", pa.string()),
-        ("place", pa.int64()),
-        ("passage", pa.int64()),
-        ("source", pa.string()),
-        ("text", pa.string()),
-    ]
-)
-_SOURCE = pa.struct([("place", pa.int64()), ("id", pa.string())])
-_FOUND = pa.struct([("text", pa.string()), ("sources", pa.list_(_SOURCE)), ("frequency", pa.int64())])
-FOUND = pa.schema([("owner", pa.string()), ("found", pa.list_(_FOUND)), ("left_out", pa.int64())])
-PAIRS = pa.schema([("owner", pa.string()), ("source", pa.int64()), ("target", pa.int64())])
-FACT = pa.struct(
-    [
-        ("reference_id", pa.string()),
-        ("text", pa.string()),
-        ("anchor", pa.string()),
-        ("sources", pa.list_(pa.string())),
-        ("members", pa.list_(pa.string())),
-        ("weight", pa.float64()),
-    ]
-)
-FACTS = pa.schema([("owner", pa.string()), ("facts", pa.list_(FACT))])
-TO_RATE = pa.schema(
-    [("owner", pa.string()), ("batch", pa.int64()), ("query", pa.string()), ("facts", pa.list_(pa.string()))]
-)
-Rows = Iterable[pa.RecordBatch]
-Found = Sequence[Mapping[str, Any]]
+PASSAGES = columns(owner=TEXT, place=NUMBER, passage=NUMBER, source=TEXT, text=TEXT)
+_SOURCE = struct(place=NUMBER, id=TEXT)
+FOUND = columns(owner=TEXT, found=[struct(text=TEXT, sources=[_SOURCE], frequency=NUMBER)], left_out=NUMBER)
+PAIRS = columns(owner=TEXT, source=NUMBER, target=NUMBER)
+FACTS = columns(owner=TEXT, facts=[FACT])
+TO_RATE = columns(owner=TEXT, batch=NUMBER, query=TEXT, facts=[TEXT])
+Found = Sequence[Row]
 
 
-def cut_texts(batches: Rows, words: int) -> Iterator[pa.RecordBatch]:
+@over_rows(PASSAGES)
+def cut_texts(row: Row, words: int) -> Iterator[Row]:
     """Yield passages of at most `words` words as columns of `PASSAGES`, from owner, place, source and text."""
-    for batch in batches:
-        yield from in_batches(
-            (
-                {**row, "passage": number, "text": passage}
-                for row in batch.to_pylist()
-                for number, passage in enumerate(cut_passages(row["text"], words))
-            ),
-            PASSAGES,
-        )
+    return ({**row, "passage": number, "text": text} for number, text in enumerate(cut_passages(row["text"], words)))
 
 
-def gather_facts(batches: Rows, most: int) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `FOUND`, a row per owner: its first `most` distinct facts in order of first appearance.
+@over_rows(FOUND)
+def gather_facts(row: Row, most: int) -> Row:
+    """Return columns of `FOUND`: the first `most` distinct facts of an owner in order of first appearance.
 
-    batches: owner, passages list<struct<place, passage, source, facts list<string>>>, in order. Facts that are equal
-    after `normalise` are one fact, in its most frequent form, with all its sources. `left_out` counts the facts after
-    `most`.
+    row: owner, passages list<struct<place, passage, source, facts list<string>>>, in order. Facts that are equal after
+    `normalise` are one fact, in its most frequent form, with all its sources. `left_out` counts the facts after `most`.
     """
-    for batch in batches:
-        yield pa.RecordBatch.from_pylist([_gather(row, most) for row in batch.to_pylist()], FOUND)
-
-
-def _gather(row: Mapping[str, Any], most: int) -> dict[str, Any]:
     nodes: dict[str, Node] = {}
     for passage in row["passages"] or ():
         for text in passage["facts"] or ():
@@ -190,36 +156,27 @@ def _gather(row: Mapping[str, Any], most: int) -> dict[str, Any]:
     return {"owner": row["owner"], "found": found[:most], "left_out": max(0, len(found) - most)}
 
 
-def merge_near(batches: Rows, method: str, threshold: float) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `FACTS`: near-duplicates merged by `method` of `MERGING`, the medoid for each class.
+@over_rows(FACTS)
+def merge_near(row: Row, method: str, threshold: float) -> Row:
+    """Return columns of `FACTS`: near-duplicates merged by `method` of `MERGING`, the medoid for each class.
 
-    batches: owner, found (of `FOUND`), vectors list<list<float>> of length 1 in the same order. If a vector is missing,
-    as in a plan, no facts are merged.
+    row: owner, found (of `FOUND`), vectors list<list<float>> of length 1 in the same order. If a vector is missing, as
+    in a plan, no facts are merged.
     """
-    for batch in batches:
-        rows = []
-        for row in batch.to_pylist():
-            found, vectors = row["found"] or [], _matrix(row["found"], row["vectors"])
-            if vectors is None:
-                classes, canonical = _each_alone(found)
-            else:
-                classes = MERGING[method]([one["text"] for one in found], vectors, threshold)
-                canonical = [medoid(vectors, members) for members in classes]
-            rows.append({"owner": row["owner"], "facts": _merged(found, classes, canonical)})
-        yield pa.RecordBatch.from_pylist(rows, FACTS)
+    found, vectors = row["found"] or [], _matrix(row)
+    if vectors is None:
+        return _merged(row, _each_alone(found))
+    classes = MERGING[method]([one["text"] for one in found], vectors, threshold)
+    return _merged(row, [(medoid(vectors, members), members) for members in classes])
 
 
-def pair_near(batches: Rows) -> Iterator[pa.RecordBatch]:
+@over_rows(PAIRS)
+def pair_near(row: Row) -> Iterator[Row]:
     """Yield columns of `PAIRS`, a row per ordered pair of facts that a judge compares because they are near.
 
-    batches: as for `merge_near`. If a vector is missing, as in a plan, there are no pairs.
+    row: as for `merge_near`. If a vector is missing, as in a plan, there are no pairs.
     """
-    for batch in batches:
-        yield from in_batches((pair for row in batch.to_pylist() for pair in _pairs(row)), PAIRS)
-
-
-def _pairs(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    vectors = _matrix(row["found"], row["vectors"])
+    vectors = _matrix(row)
     if vectors is None:
         return
     for first, second in near_pairs(pair_distances(vectors), len(vectors)):
@@ -227,51 +184,52 @@ def _pairs(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"owner": row["owner"], "source": second, "target": first}
 
 
-def merge_classes(batches: Rows) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `FACTS`: facts that entail each other are merged, as in the fact graph.
+@over_rows(FACTS)
+def merge_classes(row: Row) -> Row:
+    """Return columns of `FACTS`: facts that entail each other are merged, as in the fact graph.
 
-    batches: owner, found (of `FOUND`), classes list<struct<node, statement, representative>>, one per fact in order,
-    from `untold.graph.condensation.condense_batches`. If null, each fact is a separate class.
+    row: owner, found (of `FOUND`), classes list<struct<node, statement, representative>>, one per fact in order, from
+    `untold.graph.condensation.condense_batches`. If null, each fact is a separate class.
     """
-    for batch in batches:
-        rows = []
-        for row in batch.to_pylist():
-            found = row["found"] or []
-            classes, canonical = _each_alone(found)
-            if row["classes"] is not None:
-                members: dict[int, Class] = {}
-                for one in row["classes"]:
-                    members.setdefault(one["statement"], []).append(one["node"])
-                heads = {one["statement"]: one["node"] for one in row["classes"] if one["representative"]}
-                classes, canonical = list(members.values()), [heads[statement] for statement in members]
-            rows.append({"owner": row["owner"], "facts": _merged(found, classes, canonical)})
-        yield pa.RecordBatch.from_pylist(rows, FACTS)
+    if row["classes"] is None:
+        return _merged(row, _each_alone(row["found"] or []))
+    members: dict[int, Class] = {}
+    for one in row["classes"]:
+        members.setdefault(one["statement"], []).append(one["node"])
+    heads = {one["statement"]: one["node"] for one in row["classes"] if one["representative"]}
+    return _merged(row, [(heads[statement], several) for statement, several in members.items()])
 
 
-def _matrix(found: Found | None, vectors: Sequence[Sequence[float] | None] | None) -> Any:
+def _matrix(row: Row) -> Any:
     """Return the vectors as float64[n, dimension], or None if one is missing or none is needed."""
-    if not found or vectors is None or any(vector is None for vector in vectors):
+    vectors = row["vectors"]
+    if not row["found"] or vectors is None or any(vector is None for vector in vectors):
         return None
     return np.array(vectors, np.float64)
 
 
-def _each_alone(found: Found) -> tuple[list[Class], list[int]]:
-    return [[place] for place in range(len(found))], list(range(len(found)))
+def _each_alone(found: Found) -> list[tuple[int, Class]]:
+    return [(place, [place]) for place in range(len(found))]
 
 
-def _merged(found: Found, classes: Iterable[Class], canonical: Iterable[int]) -> list[dict[str, Any]]:
-    """Return facts of `FACT`, one per class in order of first appearance, with all texts and sources of its members."""
-    return [
+def _merged(row: Row, classes: Iterable[tuple[int, Class]]) -> Row:
+    """Return columns of `FACTS`: a fact per class in order, with all texts and sources of its members.
+
+    classes: the canonical fact of each class, and its members.
+    """
+    found = row["found"] or []
+    facts = [
         {
             "text": found[head]["text"],
             "sources": _ids(found[place]["sources"] for place in members),
             "members": [found[place]["text"] for place in members],
         }
-        for members, head in zip(classes, canonical, strict=True)
+        for head, members in classes
     ]
+    return {"owner": row["owner"], "facts": facts}
 
 
-def _ids(sources: Iterable[Sequence[Mapping[str, Any]]]) -> list[str]:
+def _ids(sources: Iterable[Sequence[Row]]) -> list[str]:
     """Return the distinct ids of the sources, in the order of the texts."""
     by_place = sorted((one["place"], one["id"]) for several in sources for one in several)
     return list(dict.fromkeys(name for _, name in by_place))
@@ -287,16 +245,11 @@ def sizes_of_batches(count: int, most: int) -> list[int]:
     return [count // prompts + (number < count % prompts) for number in range(prompts)]
 
 
-def batch_facts(batches: Rows, most: int) -> Iterator[pa.RecordBatch]:
+@over_rows(TO_RATE)
+def batch_facts(row: Row, most: int) -> Iterator[Row]:
     """Yield columns of `TO_RATE`, a row per prompt: the unrated facts of an owner; from owner, query and facts."""
-    for batch in batches:
-        yield from in_batches((prompt for row in batch.to_pylist() for prompt in _prompts(row, most)), TO_RATE)
-
-
-def _prompts(row: Mapping[str, Any], most: int) -> Iterator[dict[str, Any]]:
     unrated = [fact["text"] for fact in row["facts"] or () if fact["weight"] is None]
     start = 0
     for number, size in enumerate(sizes_of_batches(len(unrated), most)):
-        facts = unrated[start : start + size]
-        yield {"owner": row["owner"], "batch": number, "query": row["query"], "facts": facts}
+        yield {"owner": row["owner"], "batch": number, "query": row["query"], "facts": unrated[start : start + size]}
         start += size

@@ -6,15 +6,13 @@ Lost verdicts are unjudged: values cover the judged criteria, and bounds cover a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 from typing import Any
 
-import pyarrow as pa
-
-from untold.udfs.facts.aspect_coverage import MEASURE, UNDEFINED, BoundedValue, measure_list
-from untold.udfs.facts.rag_measures import BoundedBool, share
+from untold.udfs.arrow import FLAG, FLOAT, NUMBER, TEXT, Row, columns, over_rows, struct
+from untold.udfs.facts.aspect_coverage import CONCLUSION, UNDEFINED, BoundedValue, conclusion, share_of
 
 VERDICTS = MET, PARTLY, NOT_MET = "met", "partly_met", "not_met"
 GRADED = "graded"
@@ -26,30 +24,10 @@ DIMENSION = "dimension:"
 # The credit for a criterion that a response meets partly
 CREDIT: Mapping[str, float] = {STRICT: 0.0, LENIENT: 0.5}
 
-_CRITERION = pa.struct(
-    [
-        ("number", pa.int64()),
-        *((name, pa.string()) for name in ("criterion_id", "text")),
-        ("points", pa.float64()),
-        ("dimension", pa.string()),
-        ("tags", pa.list_(pa.string())),
-        *((name, pa.string()) for name in ("verdict", "grade")),
-        ("earned", pa.float64()),
-        *((name, pa.string()) for name in ("reason", "reference_verdict", "reference_grade")),
-        ("reference_earned", pa.float64()),
-        ("reference_reason", pa.string()),
-    ]
-)
-CONCLUDED = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        ("measures", pa.list_(MEASURE)),
-        ("criteria", pa.list_(_CRITERION)),
-        *((name, pa.int64()) for name in ("covered", "uncovered", "unjudged")),
-        *((name, pa.bool_()) for name in ("empty", "known")),
-    ]
-)
-Row = Mapping[str, Any]
+_GIVEN = struct(number=NUMBER, criterion_id=TEXT, text=TEXT, points=FLOAT, dimension=TEXT, tags=[TEXT])
+_VERDICT = {"verdict": TEXT, "grade": TEXT, "earned": FLOAT, "reason": TEXT}
+_CRITERION = struct(_GIVEN, **_VERDICT, **{f"reference_{name}": kind for name, kind in _VERDICT.items()})
+CONCLUDED = columns(CONCLUSION, criteria=[_CRITERION], known=FLAG)
 
 
 @dataclass(frozen=True)
@@ -148,20 +126,16 @@ def measures_of(
     return found
 
 
-def conclude_batches(batches: Iterable[pa.RecordBatch], score: str) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `CONCLUDED`, a row per sample.
+@over_rows(CONCLUDED)
+def conclude_batches(row: Row, score: str) -> Row:
+    """Return columns of `CONCLUDED`.
 
-    batches: sample_id; rubric list<struct<id, text, points, dimension, tags, levels>>; judged, reference and unblocked
+    row: sample_id; rubric list<struct<id, text, points, dimension, tags, levels>>; judged, reference and unblocked
     list<struct<number, verdict, reason>> with a null verdict for a lost one; blank, reference_blank and
     unblocked_blank, true for a blank text, which meets no criterion, null without the text; is_blocked, true if the
     sample has blocked sources. `unblocked` judges the response without sentences that cite them. `empty`: the score is
     undefined. `known`: it has a value.
     """
-    for batch in batches:
-        yield pa.RecordBatch.from_pylist([_concluded(row, score) for row in batch.to_pylist()], CONCLUDED)
-
-
-def _concluded(row: Row, score: str) -> dict[str, Any]:
     rubric = row["rubric"] or ()
     judged = _by_number(row["judged"])
     met = criteria = _judge_all(rubric, judged, blank=row["blank"])
@@ -175,13 +149,14 @@ def _concluded(row: Row, score: str) -> dict[str, Any]:
     dimensions = [one["dimension"] for one in rubric]
     measures = measures_of(criteria, reference if score == RELATIVE else None, dimensions, score)
     if row["is_blocked"]:
-        measures[BLOCKED] = share([_is_blocked(*pair) for pair in zip(met, criteria, strict=True)])
+        measures[BLOCKED] = share_of([_is_blocked(*pair) for pair in zip(met, criteria, strict=True)])
     partly = CREDIT[STRICT if score == STRICT else LENIENT]
     wanted = [one.share(partly) for one in criteria if one.points > 0]
     both = [*criteria, *(reference if score == RELATIVE else ())]
+    flags = [None if share is None else share == 1 for share in wanted]
     return {
-        "sample_id": row["sample_id"],
-        "measures": measure_list(measures),
+        **conclusion(row, measures, flags, empty=measures[score].high is None),
+        "unjudged": sum(one.verdict is None for one in both),
         "criteria": [
             {
                 "number": place,
@@ -192,10 +167,6 @@ def _concluded(row: Row, score: str) -> dict[str, Any]:
             }
             for place, one in enumerate(rubric, start=1)
         ],
-        "covered": sum(share == 1 for share in wanted),
-        "uncovered": sum(share is not None and share < 1 for share in wanted),
-        "unjudged": sum(one.verdict is None for one in both),
-        "empty": measures[score].high is None,
         "known": measures[score].value is not None,
     }
 
@@ -213,9 +184,9 @@ def _without_blocked(met: JudgedCriterion, unblocked: JudgedCriterion) -> Judged
     return min(met, unblocked, key=lambda one: one.share(0.5) or 0.0)
 
 
-def _is_blocked(met: JudgedCriterion, kept: JudgedCriterion) -> BoundedBool:
+def _is_blocked(met: JudgedCriterion, kept: JudgedCriterion) -> bool | None:
     """Return whether blocked sentences give a criterion its credit, for the verdicts with and without them."""
-    return BoundedBool(met != kept and kept.verdict is not None, met != kept or kept.verdict is None)
+    return None if kept.verdict is None else met != kept
 
 
 def _by_number(judged: Sequence[Row] | None) -> dict[int, Row]:

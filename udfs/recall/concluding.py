@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from untold.udfs.facts.aspect_coverage import COUNTS, MEASURE
+from untold.udfs.arrow import FLAG, FLOAT, NUMBER, TEXT, Row, columns, in_batches, over_rows, struct
+from untold.udfs.facts.aspect_coverage import CONCLUSION, BoundedValue, conclusion, share_of
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.recall import sample_facts
 from untold.udfs.recall.candidates import (
@@ -23,9 +24,8 @@ from untold.udfs.recall.candidates import (
     without_near_duplicates,
 )
 from untold.udfs.recall.fact_texts import Fact
-from untold.udfs.recall.sample_facts import batches_of, rows_of
+from untold.udfs.recall.sample_facts import FEW_ROWS
 from untold.udfs.recall.segmentation import distinct_facts
-from untold.udfs.samples.batches import in_batches
 
 Numbers = NDArray[np.int64]
 # The share of the reference's length that a common substring must have
@@ -102,121 +102,64 @@ _DECIMALS = 6
 # Kinds of texts, as in `embed_text`
 QUERY, DOCUMENT = "query", "document"
 
-PAIR = pa.struct(
-    [
-        ("number", pa.int64()),  # of the reference, from 1
-        ("position", pa.int64()),  # of the generated fact, from 1
-        ("step", pa.string()),
-        ("rank", pa.int64()),  # from 1
-        ("jaccard", pa.float64()),
-        ("lcs", pa.float64()),
-        ("cosine", pa.float64()),
-    ]
+# number: of the reference, from 1. position: of the generated fact, from 1. rank: from 1
+PAIR = struct(
+    number=NUMBER, position=NUMBER, step=TEXT, rank=NUMBER, **dict.fromkeys(("jaccard", "lcs", "cosine"), FLOAT)
 )
-REFERENCE = pa.struct(
-    [
-        ("number", pa.int64()),
-        ("id", pa.string()),
-        ("text", pa.string()),
-        ("anchor", pa.string()),
-        ("arecall", pa.bool_()),
-        ("erecall", pa.bool_()),
-    ]
-)
-GENERATED_FACT = pa.struct([("position", pa.int64()), ("text", pa.string()), ("anchor", pa.string())])
+REFERENCE = struct(number=NUMBER, id=TEXT, text=TEXT, anchor=TEXT, arecall=FLAG, erecall=FLAG)
+GENERATED_FACT = struct(position=NUMBER, text=TEXT, anchor=TEXT)
 # generated: null if the response was not cut
-PREPARED = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        ("references", pa.list_(REFERENCE)),
-        ("generated", pa.list_(GENERATED_FACT)),
-        ("pairs", pa.list_(PAIR)),
-        ("dropped", pa.int64()),
-    ]
-)
+PREPARED = columns(sample_id=TEXT, references=[REFERENCE], generated=[GENERATED_FACT], pairs=[PAIR], dropped=NUMBER)
 # The results of the references with candidates by words
-OUTCOME = pa.struct(
-    [("number", pa.int64()), ("chosen", pa.list_(pa.int64())), ("lost", pa.bool_()), ("waiting", pa.bool_())]
-)
+OUTCOME = struct(number=NUMBER, chosen=[NUMBER], lost=FLAG, waiting=FLAG)
 # A request: a reference and its candidates by rank
-SHOWN = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        ("number", pa.int64()),
-        ("positions", pa.list_(pa.int64())),
-        ("reference", pa.string()),
-        ("candidates", pa.list_(pa.string())),
-    ]
-)
+SHOWN = columns(sample_id=TEXT, number=NUMBER, positions=[NUMBER], reference=TEXT, candidates=[TEXT])
 # A text for candidates by vectors: a reference or a generated fact, by its number
-TEXTS = pa.schema([("sample_id", pa.string()), ("kind", pa.string()), ("number", pa.int64()), ("text", pa.string())])
+TEXTS = columns(sample_id=TEXT, kind=TEXT, number=NUMBER, text=TEXT)
 # A reference that is open after words. pairs: empty if no fact is near enough. lost: a missing vector might have found
 # more. waiting: a vector was never requested, so the pairs are unknown
-OPEN = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        ("number", pa.int64()),
-        ("pairs", pa.list_(PAIR)),
-        ("positions", pa.list_(pa.int64())),
-        ("reference", pa.string()),
-        ("candidates", pa.list_(pa.string())),
-        ("lost", pa.bool_()),
-        ("waiting", pa.bool_()),
-    ]
-)
+OPEN = columns(SHOWN, pairs=[PAIR], lost=FLAG, waiting=FLAG)
 
 
-def prepare_samples(batches: Iterable[pa.RecordBatch], options: sample_facts.Options) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `PREPARED`, one per sample: distinct facts, baselines without a model, and candidates by words.
+@over_rows(PREPARED, FEW_ROWS, FEW_ROWS)
+def prepare_samples(row: Row, options: sample_facts.Options) -> Row:
+    """Return the columns of `PREPARED`: distinct facts, baselines without a model, and candidates by words.
 
-    batches: the columns of `CUT`, and resolved list<struct<side, facts list<string>>>, null if no request was sent.
+    row: the columns of `CUT`, and resolved list<struct<side, facts list<string>>>, null if no request was sent.
     """
-    return sample_facts.batches_of((_prepare(row, options) for row in sample_facts.rows_of(batches)), PREPARED)
-
-
-def _prepare(row: Mapping[str, Any], options: sample_facts.Options) -> dict[str, Any]:
     sides = sample_facts.resolved_sides(row)
     references = _distinct(sides[sample_facts.REFERENCES] or [])
-    response = sides[sample_facts.RESPONSE]
-    generated = None if response is None else _distinct_generated([one.fact for one in response], options)
-    forms = [form_of(one.fact) for one in references]
-    stated = [form_of(fact) for fact in generated or ()]
+    response, similarity = sides[sample_facts.RESPONSE], options.thresholds.token_similarity
+    generated = without_near_duplicates(distinct_facts(response or ()), options.duplicate_similarity, similarity)
+    forms, stated = list(map(form_of, references)), list(map(form_of, generated))
     candidates = lexical_candidates(forms, stated, options.thresholds)
-    found = [
-        _pair(number, LEXICAL, rank, one)
-        for number, ranked in enumerate(candidates, start=1)
-        for rank, one in enumerate(ranked, start=1)
+    facts = [
+        {"position": position, "text": fact.text, "anchor": fact.anchor}
+        for position, fact in enumerate(generated, start=1)
     ]
     return {
         "sample_id": row["sample_id"],
         "references": _reference_rows(references, forms, stated),
-        "generated": None
-        if generated is None
-        else [
-            {"position": position, "text": fact.text, "anchor": fact.anchor}
-            for position, fact in enumerate(generated, start=1)
+        "generated": None if response is None else facts,
+        "pairs": [
+            _pair(number, LEXICAL, rank, one)
+            for number, ranked in enumerate(candidates, start=1)
+            for rank, one in enumerate(ranked, start=1)
         ],
-        "pairs": found,
         "dropped": row["dropped"],
     }
 
 
-def _distinct(references: Sequence[sample_facts.NamedFact]) -> list[sample_facts.NamedFact]:
+def _distinct(references: Sequence[Fact]) -> list[Fact]:
     """Return the distinct references. Only equal references are merged, so no threshold changes their number.
 
     References that were cut from one text are numbered from 1, before duplicates are dropped.
     """
-    ids = {id(one.fact): one.id or str(place) for place, one in enumerate(references, start=1)}
-    return [sample_facts.NamedFact(fact, ids[id(fact)]) for fact in distinct_facts(one.fact for one in references)]
-
-
-def _distinct_generated(facts: Sequence[Fact], options: sample_facts.Options) -> list[Fact]:
-    similarity = options.thresholds.token_similarity
-    return without_near_duplicates(distinct_facts(facts), options.duplicate_similarity, similarity)
+    return distinct_facts(replace(one, id=one.id or str(place)) for place, one in enumerate(references, start=1))
 
 
 def _reference_rows(
-    references: Sequence[sample_facts.NamedFact], forms: Sequence[MatchText], stated: Sequence[MatchText]
+    references: Sequence[Fact], forms: Sequence[MatchText], stated: Sequence[MatchText]
 ) -> list[dict[str, Any]]:
     texts = [form.text for form in stated]
     arecall = contained([form.anchor or form.text for form in forms], texts)
@@ -225,8 +168,8 @@ def _reference_rows(
         {
             "number": number,
             "id": one.id,
-            "text": one.fact.text,
-            "anchor": one.fact.anchor,
+            "text": one.text,
+            "anchor": one.anchor,
             "arecall": by_anchor,
             "erecall": by_substring,
         }
@@ -239,12 +182,9 @@ def _pair(number: int, step: str, rank: int, one: Candidate) -> dict[str, Any]:
     return {"number": number, "position": one.place + 1, "step": step, "rank": rank, **known}
 
 
-def shown_by_words(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `SHOWN`, one per reference with candidates by words; from rows of `PREPARED`."""
-    return in_batches((one for row in sample_facts.rows_of(batches) for one in _shown_by_words(row)), SHOWN)
-
-
-def _shown_by_words(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+@over_rows(SHOWN, FEW_ROWS)
+def shown_by_words(row: Row) -> Iterator[Row]:
+    """Yield rows of `SHOWN`, one per reference with candidates by words; from a row of `PREPARED`."""
     texts = {one["position"]: one["text"] for one in row["generated"] or ()}
     by_number = positions_by_number(row["pairs"])
     for one in row["references"]:
@@ -263,15 +203,12 @@ def positions_by_number(pairs: Iterable[Mapping[str, Any]]) -> dict[int, list[in
     return found
 
 
-def open_texts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+@over_rows(TEXTS, FEW_ROWS)
+def open_texts(row: Row) -> Iterator[Row]:
     """Yield rows of `TEXTS`: the references that are open after words, and all generated facts.
 
-    batches: the columns of `PREPARED`, and outcomes list<OUTCOME>, null if no candidate was shown.
+    row: the columns of `PREPARED`, and outcomes list<OUTCOME>, null if no candidate was shown.
     """
-    return in_batches((one for row in sample_facts.rows_of(batches) for one in _open_texts(row)), TEXTS)
-
-
-def _open_texts(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     references = open_references(row)
     if not references or not row["generated"]:
         return
@@ -303,11 +240,13 @@ def find_by_vectors(batches: Iterable[pa.RecordBatch], options: sample_facts.Opt
 Embedded = dict[tuple[str, int], tuple[NDArray[np.float32] | None, bool]]
 
 
-def _rows_with_vectors(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[sample_facts.Row, Embedded]]:
-    for batch in sample_facts.sliced(batches):
-        # Vectors stay arrays, because Python numbers would need twenty times the memory
-        vectors = _vectors(batch.column("embedded"))
-        yield from zip(batch.drop_columns(["embedded"]).to_pylist(), vectors, strict=True)
+def _rows_with_vectors(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Row, Embedded]]:
+    for batch in batches:
+        for start in range(0, batch.num_rows, FEW_ROWS):
+            few = batch.slice(start, FEW_ROWS)
+            # Vectors stay arrays, because Python numbers would need twenty times the memory
+            vectors = _vectors(few.column("embedded"))
+            yield from zip(few.drop_columns(["embedded"]).to_pylist(), vectors, strict=True)
 
 
 def _vectors(column: pa.ListArray) -> Iterator[Embedded]:
@@ -384,29 +323,13 @@ RECALL, ARECALL, ERECALL, HOLISTIC, REFERENCES, GENERATED = (
 )
 BASELINES = (ARECALL, ERECALL, HOLISTIC)
 
-_STATEMENT = pa.struct(
-    [
-        ("number", pa.int64()),
-        ("reference_id", pa.string()),
-        ("text", pa.string()),
-        ("anchor", pa.string()),
-        ("covered", pa.bool_()),  # null if unjudged
-        ("claims", pa.list_(pa.int64())),  # positions of the generated facts that cover it; null if unjudged
-        ("found_by", pa.string()),
-        *((name, pa.bool_()) for name in BASELINES),
-    ]
+# covered and claims (the positions of the generated facts that cover it): null if unjudged
+_STATEMENT = struct(
+    struct(number=NUMBER, reference_id=TEXT, text=TEXT, anchor=TEXT, covered=FLAG, claims=[NUMBER], found_by=TEXT),
+    **dict.fromkeys(BASELINES, FLAG),
 )
-_CANDIDATE = pa.struct([*PAIR, ("chosen", pa.bool_())])
-CONCLUDED = pa.schema(
-    [
-        ("sample_id", pa.string()),
-        ("statements", pa.list_(_STATEMENT)),
-        ("candidates", pa.list_(_CANDIDATE)),
-        ("measures", pa.list_(MEASURE)),
-        *COUNTS,
-        ("unasked", pa.bool_()),
-    ]
-)
+_CANDIDATE = struct(PAIR, chosen=FLAG)
+CONCLUDED = columns(CONCLUSION, statements=[_STATEMENT], candidates=[_CANDIDATE], unasked=FLAG)
 
 
 @dataclass(frozen=True)
@@ -421,36 +344,30 @@ class ReferenceVerdict:
     waiting: bool = False
 
 
-def conclude_samples(batches: Iterable[pa.RecordBatch], *, baselines: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `CONCLUDED`, one per sample.
+@over_rows(CONCLUDED, FEW_ROWS, FEW_ROWS)
+def conclude_samples(row: Row, *, baselines: Sequence[str]) -> Row:
+    """Return the columns of `CONCLUDED`.
 
-    batches: the columns of `udfs.recall.candidate_pairs.PREPARED`; outcomes list<OUTCOME> of candidates by words;
-    by_vectors list<struct<number, pairs, lost, waiting, outcome OUTCOME>>, for references that words left open;
-    holistic list<list<int>>, null if not requested or lost. `empty`: there are no references. `unasked`: a required
-    request was never sent.
+    row: the columns of `PREPARED`; outcomes list<OUTCOME> of candidates by words; by_vectors list<struct<number, pairs,
+    lost, waiting, outcome OUTCOME>>, for references that words left open; holistic list<list<int>>, null if not
+    requested or lost. `empty`: there are no references. `unasked`: a required request was never sent.
     """
-    return batches_of((_conclude(row, baselines) for row in rows_of(batches)), CONCLUDED)
-
-
-def _conclude(row: Mapping[str, Any], baselines: Sequence[str]) -> dict[str, Any]:
     first = {one["number"]: one for one in row["outcomes"] or ()}
     second = {one["number"]: one for one in row["by_vectors"] or ()}
     verdicts = [judge_reference(first.get(one["number"]), second.get(one["number"])) for one in row["references"]]
     said = {name: _baseline(row, name) for name in baselines}
-    covered = sum(bool(one.chosen) for one in verdicts)
-    unjudged = sum(one.chosen is None for one in verdicts)
+    flags = [None if one.chosen is None else bool(one.chosen) for one in verdicts]
+    by_vectors = {number: one["outcome"] for number, one in second.items()}
     return {
-        "sample_id": row["sample_id"],
+        **conclusion(row, _measures(flags, said, row["generated"]), flags, empty=not verdicts),
         "statements": [
-            _statement(one, verdict, {name: flags[place] for name, flags in said.items() if flags is not None})
+            _statement(one, verdict, {name: found[place] for name, found in said.items() if found is not None})
             for place, (one, verdict) in enumerate(zip(row["references"], verdicts, strict=True))
         ],
-        "candidates": [*_candidates(row["pairs"], first), *_shown_by_vectors(second.values())],
-        "measures": list(_measures(covered, unjudged, len(verdicts), said, row["generated"])),
-        "covered": covered,
-        "uncovered": len(verdicts) - covered - unjudged,
-        "unjudged": unjudged,
-        "empty": not verdicts,
+        "candidates": [
+            *_candidates(row["pairs"], first),
+            *_candidates((pair for one in second.values() for pair in one["pairs"]), by_vectors),
+        ],
         "unasked": any(one.waiting for one in verdicts),
     }
 
@@ -514,35 +431,16 @@ def _candidates(
         yield {**pair, "chosen": None if chosen is None else pair["position"] in chosen}
 
 
-def _shown_by_vectors(second: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    for one in second:
-        yield from _candidates(one["pairs"], {one["number"]: one["outcome"]})
-
-
 def _measures(
-    covered: int,
-    unjudged: int,
-    references: int,
-    baselines: Mapping[str, Sequence[bool] | None],
-    generated: Sequence[Any] | None,
-) -> Iterator[dict[str, Any]]:
-    """Yield the measures of a sample: shares of its references (None without any), and the numbers of facts."""
-    judged = references - unjudged
-    if references:
-        value = covered / judged if judged else None
-        yield _measure(RECALL, value, covered / references, (covered + unjudged) / references)
-    else:
-        yield _measure(RECALL, None, None, None)
-    for name, flags in baselines.items():
-        if flags is None:
-            yield _measure(name, None, 0.0, 1.0)
-        else:
-            share = sum(flags) / references if references else None
-            yield _measure(name, share, share, share)
-    for name, count in ((REFERENCES, references), (GENERATED, None if generated is None else len(generated))):
-        number = None if count is None else float(count)
-        yield _measure(name, number, number, number)
+    flags: Sequence[bool | None], baselines: Mapping[str, Sequence[bool] | None], generated: Sequence[Any] | None
+) -> dict[str, BoundedValue]:
+    """Return the measures of a sample: shares of its references (undefined without any), and the numbers of facts.
 
-
-def _measure(name: str, value: float | None, low: float | None, high: float | None) -> dict[str, Any]:
-    return {"measure": name, "value": value, "value_low": low, "value_high": high}
+    flags: for each reference whether it is covered, None if it is unjudged.
+    """
+    unknown = BoundedValue(None, 0.0, 1.0)
+    found = {name: unknown if said is None else share_of(said) for name, said in baselines.items()}
+    counts = {REFERENCES: flags, GENERATED: generated}
+    numbers = {name: None if some is None else float(len(some)) for name, some in counts.items()}
+    exact = {name: BoundedValue.exact(number) for name, number in numbers.items()}
+    return {RECALL: share_of(flags), **found, **exact}

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from untold.udfs.texts import UNSPACED, compatible, count_words, split_words, tokens_in
@@ -100,13 +100,15 @@ _BEHIND_SPAN = re.compile(r"^\s*(?:[:,;(]|-(?=\s))?\s*")
 class Fact:
     """A fact in its shown form: an anchor with evidence, only an anchor (`evidence` empty), or a statement.
 
-    `free`: the fact is a sentence, so it may refer to other sentences. `under`: the names of its parent items.
+    `free`: the fact is a sentence, so it may refer to other sentences. `under`: the names of its parent items. `id`:
+    its given id.
     """
 
     evidence: str
     anchor: str | None = None
     free: bool = False
     under: str = ""
+    id: str | None = field(default=None, repr=False)
 
     @property
     def text(self) -> str:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Any
 
-import pyarrow as pa
-
-from untold.udfs.samples.batches import in_batches
+from untold.udfs.arrow import TEXT, Row, columns, over_rows
 from untold.udfs.texts import split_words
 
 # Two of 10^18 texts do not share a hash of this length
 TEXT_ID_BYTES = 16
 # `content` is the hash of the document of the chunk
-CHUNKS = pa.schema(
-    [(name, pa.string()) for name in ("chunk_id", "document_id", "title", "url", "content", "text_id", "text")]
-)
+CHUNKS = columns(chunk_id=TEXT, document_id=TEXT, title=TEXT, url=TEXT, content=TEXT, text_id=TEXT, text=TEXT)
 # The document of a context is the context, by its id
-CONTEXT_CHUNKS = pa.schema(
-    [(name, pa.string()) for name in ("sample_id", "document_id", "chunk_id", "text_id", "text")]
-)
+CONTEXT_CHUNKS = columns(sample_id=TEXT, document_id=TEXT, chunk_id=TEXT, text_id=TEXT, text=TEXT)
 
 
 def chunk_text(text: str, words: int, overlap: int) -> Iterator[str]:
@@ -51,23 +44,22 @@ def text_id(text: str) -> str:
     return blake2b(text.encode(), digest_size=TEXT_ID_BYTES).hexdigest()
 
 
-def chunk_documents(batches: Iterable[pa.RecordBatch], words: int, overlap: int) -> Iterator[pa.RecordBatch]:
+@over_rows(CHUNKS)
+def chunk_documents(row: Row, words: int, overlap: int) -> Iterator[Row]:
     """Yield columns of `CHUNKS`, one row per chunk, from document_id, title, url, content and text."""
-    for batch in batches:
-        yield from in_batches(_chunk_rows(batch.to_pylist(), words, overlap), CHUNKS)
+    return _chunk_rows(row, words, overlap)
 
 
-def chunk_contexts(batches: Iterable[pa.RecordBatch], words: int, overlap: int) -> Iterator[pa.RecordBatch]:
+@over_rows(CONTEXT_CHUNKS)
+def chunk_contexts(row: Row, words: int, overlap: int) -> Iterator[Row]:
     """Yield columns of `CONTEXT_CHUNKS`, one row per chunk, from sample_id, document_id and text."""
-    for batch in batches:
-        yield from in_batches(_chunk_rows(batch.to_pylist(), words, overlap), CONTEXT_CHUNKS)
+    return _chunk_rows(row, words, overlap)
 
 
-def _chunk_rows(rows: Iterable[Mapping[str, Any]], words: int, overlap: int) -> Iterator[dict[str, Any]]:
-    """Yield each row once per chunk of its text, with the id and the text of the chunk."""
-    for row in rows:
-        for number, text in enumerate(chunk_text(row["text"], words, overlap)):
-            yield {**row, "chunk_id": chunk_id(row["document_id"], number), "text_id": text_id(text), "text": text}
+def _chunk_rows(row: Row, words: int, overlap: int) -> Iterator[Row]:
+    """Yield the row once per chunk of its text, with the id and the text of the chunk."""
+    for number, text in enumerate(chunk_text(row["text"], words, overlap)):
+        yield {**row, "chunk_id": chunk_id(row["document_id"], number), "text_id": text_id(text), "text": text}
 
 
 def without_overlap(text: str, number: int, overlap: int) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from untold.udfs.arrow import FLOAT, NUMBER, TEXT, columns
 from untold.udfs.errors import UserError
 from untold.udfs.retrieval.chunks import CHUNKS, without_overlap
 from untold.udfs.retrieval.ranking import (
@@ -41,20 +42,10 @@ from untold.udfs.storage import PlaceError, StoragePath
 TABLE = "chunks"
 STORED = tuple(name for name in CHUNKS.names if name != "text_id")
 TEXTS = ("document_id", "title", "url", "text")
-SEARCHED = pa.schema(
-    [
-        ("query", pa.string()),
-        ("rank", pa.int64()),
-        ("chunk_id", pa.string()),
-        ("similarity", pa.float64()),
-        *((name, pa.string()) for name in (*TEXTS, "error")),
-    ]
-)
-LISTED = pa.schema([(name, pa.string()) for name in ("document_id", "content", "error")])
+SEARCHED = columns(query=TEXT, rank=NUMBER, chunk_id=TEXT, similarity=FLOAT, **dict.fromkeys((*TEXTS, "error"), TEXT))
+LISTED = columns(document_id=TEXT, content=TEXT, error=TEXT)
 # A chunk of a document without the words that the chunk before it has too
-CHUNK_TEXTS = pa.schema(
-    [*((name, pa.string()) for name in ("document_id", "url")), ("number", pa.int64()), ("text", pa.string())]
-)
+CHUNK_TEXTS = columns(document_id=TEXT, url=TEXT, number=NUMBER, text=TEXT)
 # Queries in one call of LanceDB
 QUERIES_AT_ONCE = 100
 # Hits beyond the wanted ones. If the last of them has the similarity of the last wanted one, the search is repeated

@@ -6,13 +6,13 @@ The chunks of an index are ranked by LanceDB (`index_table`) with the same score
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import log
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
+from untold.udfs.arrow import FLOAT, NUMBER, TEXT, Row, columns, over_rows
 from untold.udfs.texts import compatible, tokens_in
 
 RETRIEVERS = ("dense", "bm25", "hybrid")
@@ -25,16 +25,8 @@ FUSION_DEPTH = 200
 COSINE_DECIMALS = 6
 # The values of Lucene
 K1, B = 1.2, 0.75
-RANKED = pa.schema(
-    [
-        *((name, pa.string()) for name in ("sample_id", "query")),
-        ("rank", pa.int64()),
-        ("chunk_id", pa.string()),
-        ("similarity", pa.float64()),
-        *((name, pa.string()) for name in ("document_id", "text")),
-    ]
-)
-Rows = Sequence[Mapping[str, Any]]
+RANKED = columns(sample_id=TEXT, query=TEXT, rank=NUMBER, chunk_id=TEXT, similarity=FLOAT, document_id=TEXT, text=TEXT)
+Rows = Sequence[Row]
 
 
 class Hit(NamedTuple):
@@ -117,24 +109,19 @@ def tokenise(text: str) -> list[str]:
     return tokens_in(compatible(text).casefold())
 
 
-def rank_contexts(batches: Iterable[pa.RecordBatch], k: int, retrievers: Sequence[str]) -> Iterator[pa.RecordBatch]:
+@over_rows(RANKED)
+def rank_contexts(sample: Row, k: int, retrievers: Sequence[str]) -> Iterator[Row]:
     """Yield columns of `RANKED`: for each query of a sample the k best of the sample's own chunks.
 
-    batches: sample_id, chunks list<struct<chunk_id, document_id, text, vector>>, queries list<struct<query, text,
+    sample: sample_id, chunks list<struct<chunk_id, document_id, text, vector>>, queries list<struct<query, text,
     vector>>. Vectors are null if no retriever compares them. BM25 uses the frequencies of the sample's own chunks.
     """
-    for batch in batches:
-        rows = []
-        for sample in batch.to_pylist():
-            chunks = sorted(sample["chunks"], key=lambda chunk: chunk["chunk_id"])
-            by_id = {chunk["chunk_id"]: chunk for chunk in chunks}
-            for query, hits in _rank(chunks, sample["queries"], k, retrievers):
-                for rank, hit in enumerate(hits, start=1):
-                    chunk = {name: by_id[hit.chunk_id][name] for name in ("document_id", "text")}
-                    rows.append(
-                        {"sample_id": sample["sample_id"], "query": query, "rank": rank, **hit._asdict(), **chunk}
-                    )
-        yield pa.RecordBatch.from_pylist(rows, RANKED)
+    chunks = sorted(sample["chunks"], key=lambda chunk: chunk["chunk_id"])
+    by_id = {chunk["chunk_id"]: chunk for chunk in chunks}
+    for query, hits in _rank(chunks, sample["queries"], k, retrievers):
+        for rank, hit in enumerate(hits, start=1):
+            found = {**by_id[hit.chunk_id], **hit._asdict(), "rank": rank}
+            yield {"sample_id": sample["sample_id"], "query": query, **found}
 
 
 def _rank(chunks: Rows, queries: Rows, k: int, retrievers: Sequence[str]) -> Iterator[tuple[str, list[Hit]]]:

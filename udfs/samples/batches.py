@@ -11,10 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from untold.udfs.arrow import in_batches
 from untold.udfs.samples import file_records
 from untold.udfs.samples.adapters import Adapter
 from untold.udfs.samples.conversion import KNOWN, Sample, to_sample
-from untold.udfs.samples.file_records import ROWS_PER_BATCH, FileRecord, Reader, Unit, UnreadableFileError
+from untold.udfs.samples.file_records import FileRecord, Reader, Unit, UnreadableFileError
 from untold.udfs.samples.tool_files import Names as Names
 from untold.udfs.samples.values import ENCODER, Shape, as_type, merge_shapes, shape_of, text_of
 
@@ -200,20 +201,6 @@ class UnitProgress:
             "undecodable": undecodable,
         }
         return json.dumps(facts)
-
-
-def in_batches(
-    rows: Iterable[dict[str, Any]], schema: pa.Schema, most: int = ROWS_PER_BATCH
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches of at most `most` rows."""
-    chunk: list[dict[str, Any]] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == most:
-            yield pa.RecordBatch.from_pylist(chunk, schema)
-            chunk = []
-    if chunk:
-        yield pa.RecordBatch.from_pylist(chunk, schema)
 
 
 def given(names: Names, columns: Iterable[str]) -> set[str]:

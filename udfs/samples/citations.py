@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
-import pyarrow as pa
-
+from untold.udfs.arrow import TEXT, Row, columns, over_rows
 from untold.udfs.recall.segmentation import is_heading, sentences
 from untold.udfs.samples.values import finite, first_of, id_of, text_of
 
@@ -223,17 +222,13 @@ def cited_sentences(
     return [one for one, is_head in zip(cited, heads, strict=True) if one.sources or not is_head]
 
 
-UNBLOCKED = pa.schema([("sample_id", pa.string()), ("unblocked", pa.string())])
-
-
-def unblocked_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield columns of `UNBLOCKED`, a row per sample. batches: sample_id, response, blocked_sources list<string>.
+@over_rows(columns(sample_id=TEXT, unblocked=TEXT))
+def unblocked_batches(row: Row) -> Row:
+    """Return sample_id, unblocked. row: sample_id, response, blocked_sources list<string>.
 
     `unblocked` is the response without the sentences that cite a blocked source, null if no sentence does.
     """
-    for batch in batches:
-        texts = [without_sources(row["response"], row["blocked_sources"] or ()) for row in batch.to_pylist()]
-        yield pa.RecordBatch.from_arrays([batch.column("sample_id"), pa.array(texts, pa.string())], schema=UNBLOCKED)
+    return {**row, "unblocked": without_sources(row["response"], row["blocked_sources"] or ())}
 
 
 def without_sources(response: str, blocked: Collection[str]) -> str | None:

@@ -16,6 +16,7 @@ from typing import IO, Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from untold.udfs.arrow import ROWS_PER_BATCH
 from untold.udfs.samples.files import UNDECODED, UTF_8, cuts_lines, open_file, open_text
 from untold.udfs.samples.values import canonical, check_nesting, load_json
 
@@ -27,7 +28,6 @@ WIDTH_ADVICE = "put keys that vary from row to row into one column of JSON"
 CHUNK = 1 << 20
 # A piece of a file that ends within a JSON token (except strings) fails at most this far before its end
 LONGEST_TOKEN = 16
-ROWS_PER_BATCH = 1000
 
 # The first wins if two give the same number of columns
 DELIMITERS = (",", "\t", ";")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from untold.udfs.arrow import ROWS_PER_BATCH
 from untold.udfs.samples import file_records
 from untold.udfs.samples.conversion import CONTEXT_NAMES, SEGMENTS, is_python_list, read_python_list
 from untold.udfs.samples.file_records import READERS, FileRecord, RowError, Unit, UnreadableFileError, converted
@@ -496,5 +497,5 @@ def read_arrow(unit: Unit) -> Iterator[FileRecord]:
             raise UnreadableFileError("is not an Arrow stream. Give a folder of Dataset.save_to_disk") from None
         rows = count(1)
         for batch in batches:
-            for start in range(0, batch.num_rows, file_records.ROWS_PER_BATCH):
-                yield from file_records.records_of(batch.slice(start, file_records.ROWS_PER_BATCH), rows)
+            for start in range(0, batch.num_rows, ROWS_PER_BATCH):
+                yield from file_records.records_of(batch.slice(start, ROWS_PER_BATCH), rows)

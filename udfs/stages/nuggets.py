@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from untold.udfs.errors import Unparsable
 from untold.udfs.facts import citation_measures
+from untold.udfs.facts.citation_measures import BACKGROUND, IRRELEVANT, LABELS, RELEVANT
 from untold.udfs.facts.nugget_measures import NOT_SUPPORT, OKAY, PARTIAL, SUPPORT, SUPPORTS, VITAL
-from untold.udfs.facts.relevancy_measures import BACKGROUND, IRRELEVANT, LABELS, RELEVANT
 from untold.udfs.facts.rubric_measures import LEVEL, MET, NOT_MET, PARTLY, VERDICTS
 from untold.udfs.samples.items import IMPORTANCES, MOST_LEVELS
 from untold.udfs.stages.answers import reader

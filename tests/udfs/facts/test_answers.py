@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.udfs.facts.nodes import BATCH_ROWS, gather_answers, gather_questions, normalise, pair_answers
+from untold.udfs.arrow import ROWS_PER_BATCH
+from untold.udfs.facts.nodes import gather_answers, gather_questions, normalise, pair_answers
 
 QUESTIONS = ["Where?", "When?"]
 Answered = Sequence[tuple[str, float]]
@@ -121,7 +122,7 @@ def test_a_sample_of_many_answers_comes_in_bounded_batches() -> None:
     batch = pa.RecordBatch.from_pylist([{"sample_id": "s", "nodes": nodes}])
     sizes = [len(found) for found in pair_answers(iter([batch]), resolve=False)]
     assert sum(sizes) == 300 * 299 // 2
-    assert max(sizes) <= BATCH_ROWS
+    assert max(sizes) <= ROWS_PER_BATCH
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from untold.udfs.facts.aspect_coverage import choose_aspects, conclude_samples, icat_score, measures_of
+from untold.udfs.facts.aspect_coverage import choose_aspects, conclude_samples, f_score, measures_of
 from untold.udfs.facts.claim_verdicts import SUPPORTED
 from untold.udfs.facts.nodes import normalise
 
@@ -48,15 +48,15 @@ def exact(fact: Fraction, coverage: Fraction, beta: float) -> Fraction:
 
 @given(UNIT, UNIT, BETAS)
 def test_icat_is_the_formula(fact: Fraction, coverage: Fraction, beta: float) -> None:
-    found = icat_score(float(fact), float(coverage), beta)
+    found = f_score(float(fact), float(coverage), beta)
     assert found == pytest.approx(float(exact(fact, coverage, beta)), abs=1e-15)
-    assert icat_score(None, float(coverage), beta) is None
-    assert icat_score(float(fact), None, beta) is None
+    assert f_score(None, float(coverage), beta) is None
+    assert f_score(float(fact), None, beta) is None
 
 
 @given(st.floats(1e-300, 1.0), st.floats(0.0, 1.0), st.floats(1e-200, 1e3))
 def test_icat_is_a_number_for_any_beta(fact: float, coverage: float, beta: float) -> None:
-    found = icat_score(fact, coverage, beta)
+    found = f_score(fact, coverage, beta)
     assert found is not None
     assert 0.0 <= found <= 1.0 + 1e-12
 

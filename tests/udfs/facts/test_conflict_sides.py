@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from untold.udfs.facts.nodes import find_sides
+from untold.udfs.facts.nodes import SIDES, find_sides
 
 
 def side(text: str, *sources: int) -> dict[str, Any]:
@@ -33,5 +33,5 @@ def test_no_conflict_has_no_side() -> None:
     schema = pa.schema([("sample_id", pa.string())])
     row = {"sample_id": "s", "context_ids": ["a"], "conflicts": [], "statements": []}
     assert schema.names == ["sample_id"]
-    (found,) = find_sides(iter([pa.RecordBatch.from_pylist([row])]))
+    found = pa.Table.from_batches(find_sides(iter([pa.RecordBatch.from_pylist([row])])), SIDES)
     assert found.num_rows == 0

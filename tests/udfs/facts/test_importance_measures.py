@@ -12,10 +12,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from untold.udfs.facts.aspect_coverage import f_score
 from untold.udfs.facts.importance_measures import (
     CheckedFact,
     RatedFact,
-    f1_score,
     measures_of,
     names_of_measures,
     rank_facts,
@@ -175,7 +175,7 @@ def test_given_weights_leave_no_rank_by_one_rating() -> None:
 
 @given(st.floats(0, 1), st.floats(0, 1))
 def test_f1_is_the_harmonic_mean(precision: float, recall: float) -> None:
-    found = f1_score(precision, recall)
+    found = f_score(precision, recall)
     assert found is not None
     if precision > 1e-150 and recall > 1e-150:
         assert found == pytest.approx(2 / (1 / precision + 1 / recall))

@@ -13,9 +13,9 @@ from jsonschema import Draft202012Validator
 
 from tests.linear import assert_linear
 from tests.udfs.stages.test_completions import plain
+from untold.udfs.facts.citation_measures import LABELS
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.facts.nugget_measures import SUPPORTS
-from untold.udfs.facts.relevancy_measures import LABELS
 from untold.udfs.facts.rubric_measures import VERDICTS as VERDICTS_OF_CRITERIA
 from untold.udfs.ratings import Digit
 from untold.udfs.samples.items import IMPORTANCES
