@@ -1,4 +1,4 @@
-"""What a stage is: template, variables, parser, output schema; one file a metric family, registered here."""
+"""Register the stages of the modules in this folder, and those of other packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 GROUP = "untold.stages"
-"""The entry points by which other packages add stages: workers and actors know a stage by its name."""
+"""The group of entry points with which other packages add stages. Workers and actors find a stage by its name."""
 
 # The stages of each module. A stage is the constant with its name in capitals
 _MODULES = (
@@ -36,12 +36,12 @@ def _places(modules: Sequence[tuple[str, Sequence[str]]]) -> dict[str, str]:
     return {name: f"untold.udfs.stages.{module}:{name.upper()}" for module, names in modules for name in names}
 
 
-# Loaded when they are looked up: settings and the command line want the names alone, and parsers, which compile some
-# hundred patterns, and pyarrow take a third of a second of CPU
+# A stage is imported when it is looked up. Parsers and pyarrow take a third of a second of CPU, and settings and the
+# command line only need the names
 STAGES: Registry[StageDefinition] = Registry((), GROUP, places=_places(_MODULES))
 
 LOOKUPS: Registry[StageDefinition] = Registry((), "untold.lookups", places=_places(_OF_LOOKUPS))
-"""Stages that ask no language model, and so have no template and no decoding of `stages.*`."""
+"""Stages without a language model. They have no template and no decoding of `stages.*`."""
 
 MASKS: Registry[Mask] = Registry((), "untold.masks")
 """Masks of the texts of requests. Only other packages have masks."""

@@ -1,4 +1,4 @@
-"""Declare what a stage requests of a completion: a JSON schema, or the format of a text."""
+"""Declare the JSON schema, or the format of a text, that a stage requests."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def record(**fields: Schema) -> Schema:
 
 
 def listed(item: Schema) -> Schema:
-    """Return the schema of a list of these items."""
+    """Return the schema of a list."""
     return {"type": "array", "items": item}
 
 
 def one_of(labels: Sequence[str]) -> Schema:
-    """Return the schema of one of these texts."""
+    """Return the schema of a text from a closed list."""
     return {"type": "string", "enum": list(labels)}
 
 
@@ -51,5 +51,5 @@ def lines_of(pattern: str, line: str, each: str = "one line for each:") -> Outpu
 
 
 def label_of(labels: Sequence[str]) -> OutputFormat:
-    """Return the format of one of these labels without other text."""
+    """Return the format of a label without other text."""
     return OutputFormat(f"one of {', '.join(labels)}", re.compile("|".join(map(re.escape, labels))))
