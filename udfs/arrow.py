@@ -17,7 +17,7 @@ P = ParamSpec("P")
 
 
 def columns(*bases: pa.Schema, **kinds: Any) -> pa.Schema:
-    """Return the schema of the columns of the bases and of these columns. `[TEXT]` is a list of texts.
+    """Return the schema of the columns of the bases, then the given columns. `[TEXT]` is a list of texts.
 
     >>> columns(owner=TEXT, places=[NUMBER]).field("places").type
     ListType(list<item: int64>)
@@ -26,7 +26,7 @@ def columns(*bases: pa.Schema, **kinds: Any) -> pa.Schema:
 
 
 def struct(*bases: pa.StructType, **kinds: Any) -> pa.StructType:
-    """Return the struct of the fields of the bases and of these fields, as `columns` does."""
+    """Return the struct of the fields of the bases, then the given fields. `[TEXT]` is a list of texts."""
     return pa.struct(_fields(bases, kinds))
 
 
