@@ -176,7 +176,8 @@ def letters(text: str) -> str:
     return _NOT_LETTERS.sub(" ", text).strip().casefold()
 
 
-_LAST_WORD, _LONGEST_WORD = re.compile(r"\w{2,}\Z"), 40
+# In Latin, Greek and Cyrillic script. Other scripts have no spaces between words, or parts of a word have a meaning
+_LAST_WORD, _LONGEST_WORD = re.compile(r"(?<!\w)[A-Za-z\u00c0-\u052f]{2,}\Z"), 40
 # A word without one of these endings is a whole word
 _ENDINGS = frozenset(("es", "ed", "er", "ers", "ing", "ings", "en", "ly", "al", "ies", "ness", "ion", "ions"))
 
@@ -188,12 +189,11 @@ def breaks_off(text: str, own: str) -> bool:
     (True, False)
     """
     found = _LAST_WORD.search(text[-_LONGEST_WORD:])
-    words = set(_WORD.findall(own.casefold())) if found else set()
-    last = found[0].casefold() if found else ""
-    if last in words:
+    if found is None:
         return False
+    last, words = found[0].casefold(), set(_WORD.findall(own.casefold()))
     rests = [word[len(last) :] for word in words if word.startswith(last)]
-    return any(len(rest) > 1 and rest not in _ENDINGS for rest in rests)
+    return last not in words and any(len(rest) > 1 and rest not in _ENDINGS for rest in rests)
 
 
 def collapsed(text: str) -> str:

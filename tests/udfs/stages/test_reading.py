@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from untold.udfs.stages.reading import first_turn, is_none, split_marker
+from untold.udfs.stages.reading import breaks_off, first_turn, is_none, split_marker
 
 
 def test_a_marker_is_used_once() -> None:
@@ -45,3 +45,21 @@ def test_thinking_that_never_ends_leaves_no_answer(opened: str) -> None:
 @pytest.mark.parametrize("answer", ["<label>neutral</label>", "<b>a</b> b", "[Covered statements]\nNone"])
 def test_tags_of_an_answer_are_not_thinking(answer: str) -> None:
     assert first_turn(answer, []).strip() == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "own", "expected"),
+    [
+        ("It weighs 3,100 kg; a sur", "A survey of 1977 found 2,940 kg.", True),
+        ("Мельница стоит у рек", "Мельница стоит у рекламы.", True),
+        ("It weighs 3,100 kg; a survey", "A survey of 1977 found 2,940 kg.", False),
+        ("The mill has two wheel", "The mill has two wheels.", False),
+        ("It was found in 19", "It was found in 1977.", False),
+        ("北京是中国的首都", "北京是中国的首都并且很大", False),
+        ("ข้าวเป็นอาหาร", "ข้าวเป็นอาหารหลักของไทย", False),
+        ("The mill is old", "", False),
+        ("", "The mill is old.", False),
+    ],
+)
+def test_a_text_breaks_off_within_a_word_of_an_input(text: str, own: str, expected: bool) -> None:
+    assert breaks_off(text, own) is expected
