@@ -41,7 +41,15 @@ _FILLER_WORDS = (
 _FILLERS = frozenset(_FILLER_WORDS.split())
 BOXED = re.compile(r"\$?\\boxed\s?\{\s?(?:\\text\w{0,2}\s?\{)?([^{}]{1,80})\}{1,2}\$?")
 _SENTENCE_END = re.compile(r"(?<=[.!?？。！])[*_\"')\]]{0,4}\s+|\n")
-_REASON = re.compile(r"[*_`\"')\]]{0,4}(?:\s{0,3}[:：(（–—;,]|\.\s|\s-\s|\s{1,3}(?:because|since|as|given)\b)\s*")
+_REASON = re.compile(r"[*_`\"')\]]{0,4}(?:\s{0,3}[:：(（\[–—;；,，]|\.\s|\s-\s|\s{1,3}(?:because|since|as|given)\b)\s*")
+_REASON_NAMES = ("reason", "explanation", "justification", "rationale", "why", "comment")
+# A reason below its label: with a name, as a bullet below a number, or in italics
+_REASON_LINE = re.compile(
+    rf"(?:[\s>*_+•\-–]{{0,9}}(?:{'|'.join(_REASON_NAMES)})[*_]{{0,2}}\s?[:：][*_]{{0,2}}|\s{{2,9}}[-*+•]\s|\s{{0,9}}[*_])"
+    r"\s*(?P<reason>\S.*)",
+    re.IGNORECASE,
+)
+_CHANGES_MIND = re.compile(r"\b(?:wait|actually|on (?:reflection|second thought)|correction|final)\b", re.IGNORECASE)
 # Words that limit or withdraw the label before them
 _DOUBT = re.compile(
     r"\b(?:but|only|however|although|though|except|unless|if|yet|in part|partly|partial\w*|mostly|largely|almost|nearly"
@@ -96,6 +104,8 @@ class Vocabulary:
 
     def read(self, text: str) -> str | None:
         """Return the label of a sentence with no other content. None without a label, and for several labels."""
+        if text.endswith("_") and not text.lstrip(" *`").startswith("_"):
+            return None  # `full_` breaks off
         key = _key(text)
         if key in self.label_of:
             return self.label_of[key]
@@ -106,19 +116,32 @@ class Vocabulary:
         return said.pop() if len(said) == 1 and _FILLERS.issuperset(rest) else None
 
     def read_with_reason(self, text: str) -> str | None:
-        """Return the label of a text that consists of the label, or has it before a reason or as a conclusion.
+        """Return the label of a text that consists of the label, or has it before a reason or as a conclusion."""
+        return self.split(text)[0]
+
+    def split(self, text: str) -> tuple[str | None, str]:
+        """Return the label of a text, as `read_with_reason`, and the reason behind the label or behind a bar.
 
         A reason of a few words that names another label makes the answer unclear.
         """
-        label = self.read(text)
+        head, bar, reason = text.replace("｜", "|").partition("|")
+        label = self.split(head)[0] if bar else None
         if label is not None:
-            return label
+            return (None, "") if self._withdraws(reason, label) else (label, reason)
         for found in islice(_REASON.finditer(text, 0, _LONGEST_ANSWER), _MOST_CLAUSES):
             label = self.read(text[: found.start()])
             if label is not None:
-                return label if self._is_reason(text[found.end() :], label) else None
-        inferred = list(_INFERS.finditer(text))
-        return self.read(text[inferred[-1].end() :]) if inferred else None
+                reason = text[found.end() :]
+                return (label, reason) if self._is_reason(reason, label) else (None, "")
+        label, inferred = self.read(text), list(_INFERS.finditer(text))
+        return (label or (self.read(text[inferred[-1].end() :]) if inferred else None)), ""
+
+    def _withdraws(self, text: str, label: str) -> bool:
+        """Return True if a text behind a label and a bar is another label, or replaces the label by another one."""
+        said = {self.label_of.get(_key(part), label) for part in text.split("|")}
+        if _CHANGES_MIND.search(text):
+            said |= {self.label_of[each] for each in self.phrase.findall(_key(text))}
+        return said != {label}
 
     def _is_reason(self, text: str, label: str) -> bool:
         """Return True if a text after a label is a reason for it."""
@@ -244,7 +267,7 @@ def labels_stage(
 
 # `1: label`, `Hypothesis 2 - text - label`, `[3] label`
 _NUMBERED = re.compile(
-    r"[\s>*_#•\-–+(（\[]{0,9}(?:[^\W\d_]{1,12}[ _.#]{0,2})?(\d{1,4})[)\]）.:：*_]*"
+    r"[\s>*_#•\-–+(（\[]{0,9}(?:[^\W\d_]{1,12}[ _.#]{0,2})?(\d{1,4})[)\]）.:：、*_]*"
     r"(?:\s*(?:[:：)\-–—=]|→|->|=>))?[\s*_]*"
 )
 # A sentence about a text: `For 2 I assume that ...`
@@ -254,15 +277,27 @@ _SPACED_NUMBER = re.compile(r"\s{1,3}(?=\d{1,4}[).:：])")
 _GROUP = re.compile(
     r"[\s*_#>-]{0,9}(?P<label>[^\d\n:：]{1,40})[:：][\s*_]{0,5}(?P<numbers>\d{1,4}(?:, ?\d{1,4})*)\W{0,4}"
 )
+_ANSWER_NAME = re.compile(r"\A[\W_]{0,4}(?:final )?answer[*_]{0,2}\s?[:：][\s*_]*(?=\d)", re.IGNORECASE)
 # `<label id="1">word</label>`
 _TAGGED = re.compile(r"<\w{1,20} \w{1,20}=[\"']?(?P<number>\d{1,4})[\"']?>(?P<label>[^<>\n]{1,60})</\w{1,20}>")
 
 
-def read_numbered_labels(text: str, texts: Sequence[str], vocabulary: Vocabulary) -> list[str | None]:
-    """Return a label for each of the numbered `texts`, None if its number is missing or repeated, or has no label.
+Labelled = tuple[int | None, str | None, str]
+"""The number of a text, its label and the reason for the label."""
 
-    The labels are lines `1: label`, JSON or a table; of a list of labels alone, as many as texts, by position. Raises
-    `Unparsable` if all are None, for a label without a number, and for the number 0.
+
+def read_numbered_labels(text: str, texts: Sequence[str], vocabulary: Vocabulary) -> list[str | None]:
+    """Return a label for each of the numbered `texts`, as `read_reasoned_labels` without the reasons."""
+    return read_reasoned_labels(text, texts, vocabulary)["labels"]
+
+
+def read_reasoned_labels(text: str, texts: Sequence[str], vocabulary: Vocabulary) -> dict[str, list[str | None]]:
+    """Return `labels` and `reasons` for each of the numbered `texts`.
+
+    A label is None if its number is missing or repeated, or has no label. A reason is None without a label, and without
+    a text behind or below the label. The labels are lines `1: label | reason`, JSON or a table; of a list of labels
+    alone, as many as texts, by position. Raises `Unparsable` if all are None, for a label without a number, and for the
+    number 0.
     """
     names = (*vocabulary.names, *LABEL_NAMES)
     found = find_records(text, names)
@@ -273,45 +308,66 @@ def read_numbered_labels(text: str, texts: Sequence[str], vocabulary: Vocabulary
         are_records = all(isinstance(each, dict) for each in found[0])
         if not are_records and len(found[0]) != len(texts):
             raise Unparsable(f"{len(found[0])} labels of {len(texts)} texts")
+        id_names = (*vocabulary.inputs, *(f"{name}id" for name in vocabulary.inputs))
         for place, each in enumerate(found[0], 1):
-            number = place_of_record(each, vocabulary.inputs, texts) if are_records else place
-            said.append((number, _field_label(each, vocabulary, names)))
+            number = place_of_record(each, id_names, texts) if are_records else place
+            reason = get_field(each, _REASON_NAMES) if are_records else None
+            label = _field_label(each, vocabulary, names)
+            said.append((number, label, reason if isinstance(reason, str) else ""))
     if not said and len(texts) == 1:
-        said = [(1, read_label(text, vocabulary, texts))]
+        said = [(1, read_label(text, vocabulary, texts), vocabulary.split(text.strip())[1])]
     labels: dict[int, str | None] = {}
-    for number, label in said:
+    reasons: dict[int, str] = {}
+    for number, label, reason in said:
         if number is None or number < 1:
             raise Unparsable("a label without a number, or the number 0")
         labels[number] = None if number in labels else label
-    chosen = [labels.get(number) for number in range(1, len(texts) + 1)]
+        reasons[number] = reason
+    places = range(1, len(texts) + 1)
+    chosen = [labels.get(place) for place in places]
     if not any(chosen):
         raise Unparsable("no clear label beside a number")
-    return chosen
+    return {"labels": chosen, "reasons": [_reason(reasons[place]) if labels.get(place) else None for place in places]}
 
 
-def _numbered_lines(text: str, texts: Sequence[str], vocabulary: Vocabulary) -> list[tuple[int | None, str | None]]:
-    """Return number and label of the lines that begin with a number; the label may be on the line below."""
-    said: list[tuple[int | None, str | None]] = []
+def _reason(text: str) -> str | None:
+    """Return a reason without the signs around it, None for an empty one."""
+    text = text.strip(" \t\r*_;/")
+    for opening, closing in ("()", "（）", "[]"):
+        if text.count(closing) > text.count(opening):
+            text = text.removesuffix(closing).strip()
+    return text or None
+
+
+def _numbered_lines(text: str, texts: Sequence[str], vocabulary: Vocabulary) -> list[Labelled]:
+    """Return the labels of the lines that begin with a number. Label and reason may be on the lines below."""
+    said: list[Labelled] = []
     known = set(map(_key, texts))
     waiting: int | None = None
     text = _TAGGED.sub(r"\g<number>: \g<label>", text)
-    lines = [whole for _, whole in lines_with_places(text)]
+    lines = [_ANSWER_NAME.sub("", whole) for _, whole in lines_with_places(text)]
     for line in chain.from_iterable(_parts(whole, vocabulary) for whole in lines):
         found = _NUMBERED.match(line)
+        if found and said and int(found[1]) > len(texts) and _REASON_LINE.fullmatch(line):
+            found = None  # the reason begins with a number
         rest = line[found.end() :] if found else split_marker(line).text
         number = int(found[1]) if found else waiting
+        below = None if found or waiting or not said or said[-1][2] else _REASON_LINE.fullmatch(line)
         if found and (not rest.strip(_EDGE) or _key(rest) in known):
             waiting = number
         elif number is not None:
             own = texts[number - 1].strip() if 0 < number <= len(texts) else ""
-            bare = rest.strip(" \t*_`").removeprefix('"').removeprefix(own).lstrip(_EDGE + "→=>")
+            bare = rest.strip(" \t*`").removeprefix('"').removeprefix(own).lstrip(_EDGE + "→=>")
             last_part = bare.replace(" - ", "[").rpartition("[")[2]
-            label = vocabulary.read_with_reason(bare) or vocabulary.label_of.get(_key(last_part))
+            label, reason = vocabulary.split(bare)
+            label = label or vocabulary.label_of.get(_key(last_part))
             if label is not None or not _SPEAKS_OF_NUMBER.match(line):
-                said.append((number, label))
+                said.append((number, label, reason))
             waiting = None
+        elif below:
+            said[-1] = (*said[-1][:2], below["reason"])
         elif said and _key(line.rpartition(":")[2]) in vocabulary.label_of:
-            said.append((None, None))
+            said.append((None, None, ""))
     return said or _groups(lines, len(texts), vocabulary)
 
 
@@ -320,12 +376,12 @@ def _parts(line: str, vocabulary: Vocabulary) -> list[str]:
     if not _NUMBERED.match(line):
         return [line]
     spaced = _SPACED_NUMBER.split(line)
-    labels = [vocabulary.read(each[found.end() :]) for each in spaced if (found := _NUMBERED.match(each))]
+    labels = [vocabulary.read_with_reason(each[found.end() :]) for each in spaced if (found := _NUMBERED.match(each))]
     return spaced if len(labels) == len(spaced) and all(labels) else _NEXT_NUMBER.split(line)
 
 
-def _groups(lines: Sequence[str], count: int, vocabulary: Vocabulary) -> list[tuple[int | None, str | None]]:
-    """Return number and label of the lines `label: 1, 3`, if they name each number once. Other numbers are counts."""
+def _groups(lines: Sequence[str], count: int, vocabulary: Vocabulary) -> list[Labelled]:
+    """Return the labels of the lines `label: 1, 3`, if they name each number once. Other numbers are counts."""
     found = [(group, vocabulary.read(group["label"])) for line in lines if (group := _GROUP.fullmatch(line))]
-    said = [(int(number), label) for group, label in found if label for number in group["numbers"].split(",")]
-    return [*said] if sorted(number for number, _ in said) == list(range(1, count + 1)) else []
+    said = [(int(number), label, "") for group, label in found if label for number in group["numbers"].split(",")]
+    return [*said] if sorted(number for number, *_ in said) == list(range(1, count + 1)) else []

@@ -5,8 +5,7 @@ Source: Pradeep et al. 2025, AutoNuggetizer; methods, section 9.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -20,8 +19,7 @@ from untold.udfs.facts.rubric_measures import LEVEL, MET, NOT_MET, PARTLY, VERDI
 from untold.udfs.samples.items import IMPORTANCES, MOST_LEVELS
 from untold.udfs.stages.answers import reader
 from untold.udfs.stages.definitions import WRITTEN, Figures, LinearSize, Parser, StageDefinition
-from untold.udfs.stages.forms import find_records, get_field, place_of_record
-from untold.udfs.stages.labels import LABEL_NAMES, Vocabulary, labels_stage, numbered_labels, read_numbered_labels
+from untold.udfs.stages.labels import Vocabulary, labels_stage, numbered_labels, read_reasoned_labels
 from untold.udfs.stages.lists import CLAIM_NAMES, TEXTS, list_stage, read_texts
 from untold.udfs.stages.non_answers import texts_of
 from untold.udfs.stages.schemas import lines_of
@@ -42,9 +40,9 @@ _SUPPORTS = Vocabulary(
 _LEVELS = [f"{LEVEL}{number}" for number in range(1, MOST_LEVELS + 1)]
 _VERDICTS = Vocabulary(
     {
-        MET: ("fully met", "satisfied", "fully satisfied"),
+        MET: ("fully met", "satisfied", "fully satisfied", "fulfilled"),
         PARTLY: ("partially met", "partially satisfied", "partly satisfied"),
-        NOT_MET: ("unmet", "not satisfied"),
+        NOT_MET: ("unmet", "not satisfied", "not fulfilled"),
         **dict.fromkeys(_LEVELS, ()),
     },
     positive=MET,
@@ -58,11 +56,12 @@ _CITED = Vocabulary(
         NO_SUPPORT: ("not supported", "does not support", "doesn't support", "unsupported"),
     },
     positive=FULL_SUPPORT,
+    names=("support",),
     inputs=("sentence", "sentences", "source", "sources", "evidence"),
 )
 _RELEVANCIES = Vocabulary(
     {
-        RELEVANT: ("directly relevant",),
+        RELEVANT: ("directly relevant", "on topic"),
         BACKGROUND: ("background information", "supporting"),
         IRRELEVANT: ("not relevant", "off topic"),
     },
@@ -70,13 +69,6 @@ _RELEVANCIES = Vocabulary(
     inputs=("sentence", "sentences", "query"),
 )
 _OF_LABEL = dict(zip(CITED_LABELS, citation_measures.WEIGHTS, strict=True))
-# The number and the verdict of a line, and the reason after the first bar
-_REASONED_LINE = re.compile(
-    r"^(?P<head>[^|\n\w]{0,20}(?:(?:criterion|statement|sentence) )?(?P<number>\d{1,4})\W[^|\n]{1,60})"
-    r"\|(?P<reason>[^\n]*)",
-    re.IGNORECASE | re.MULTILINE,
-)
-_REASON_NAMES = ("reason", "explanation", "justification", "rationale")
 
 
 def read_nuggets(text: str, variables: Mapping[str, Any]) -> list[str]:
@@ -96,7 +88,7 @@ def parse_criteria(text: str, variables: Mapping[str, Any]) -> dict[str, list[st
 
     A criterion with `levels` has one of its levels, and any other criterion one of `VERDICTS`.
     """
-    said = _reasoned_labels(text, variables["criteria"], _VERDICTS)
+    said = read_reasoned_labels(text, variables["criteria"], _VERDICTS)
     verdicts = [
         verdict if verdict in (_LEVELS[: len(levels)] if levels else VERDICTS) else None
         for verdict, levels in zip(said["labels"], variables["levels"], strict=True)
@@ -110,34 +102,13 @@ def parse_criteria(text: str, variables: Mapping[str, Any]) -> dict[str, list[st
 @partial(reader, may_be_code=True)
 def parse_supports(text: str, variables: Mapping[str, Any]) -> dict[str, list[str | None]]:
     """Return the `supports` and `reasons` for each of `sentences`, None for one without a clear label."""
-    said = _reasoned_labels(text, variables["sentences"], _CITED)
+    said = read_reasoned_labels(text, variables["sentences"], _CITED)
     return {"supports": [_OF_LABEL[label] if label else None for label in said["labels"]], "reasons": said["reasons"]}
 
 
 def _parser_of(variable: str, vocabulary: Vocabulary) -> Parser:
     """Return the parser of the `labels` and `reasons` of the texts of a variable. Reasons may quote code."""
-    return reader(lambda text, given: _reasoned_labels(text, given[variable], vocabulary), may_be_code=True)
-
-
-def _reasoned_labels(text: str, items: Sequence[str], vocabulary: Vocabulary) -> dict[str, list[str | None]]:
-    """Return the `labels` and `reasons` of the items, None for an item without a clear label."""
-    found = find_records(text, LABEL_NAMES)
-    records = [each for each in found[0] if isinstance(each, dict)] if found else []
-    named = {place_of_record(each, vocabulary.inputs, items): get_field(each, _REASON_NAMES) for each in records}
-    reasons = {place: reason for place, reason in named.items() if place is not None and isinstance(reason, str)}
-
-    def without_reason(line: re.Match[str]) -> str:
-        if vocabulary.read_with_reason(line["head"].partition(line["number"])[2]) is None:
-            return line[0]
-        reasons[int(line["number"])] = line["reason"]
-        return line["head"]
-
-    labels = read_numbered_labels(_REASONED_LINE.sub(without_reason, text), items, vocabulary)
-    known = [reasons.get(number, "").strip() or None for number in range(1, len(items) + 1)]
-    return {
-        "labels": labels,
-        "reasons": [reason if label else None for label, reason in zip(labels, known, strict=True)],
-    }
+    return reader(lambda text, given: read_reasoned_labels(text, given[variable], vocabulary), may_be_code=True)
 
 
 # The lists are in the order of the texts. A text without a clear label has null

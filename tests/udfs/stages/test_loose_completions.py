@@ -30,8 +30,25 @@ def read(stage: str, row: dict[str, Any]) -> Any:
     except Unparsable:
         return None
     fields = plain(output) if not leaked else {**plain(output), "leaked": leaked}
-    # The corpus has no reasons
-    return {name: value for name, value in fields.items() if name != "reasons"}
+    # Most rows have no reasons
+    kept = row["expected"] if isinstance(row["expected"], dict) else fields
+    return {name: value for name, value in fields.items() if name in kept or name == "leaked"}
+
+
+def has_open_items(said: dict[str, Any], expected: Any) -> bool:
+    """Return True if the fields differ only by items without a label, which are requested again."""
+    if not isinstance(expected, dict):
+        return False
+    labels = next(iter(said.values()))
+    if not isinstance(labels, list) or None not in labels:
+        return False
+    open_places = {place for place, label in enumerate(labels) if label is None}
+    return all(
+        said[name][place] == value
+        for name, values in expected.items()
+        for place, value in enumerate(values)
+        if place not in open_places
+    )
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +62,8 @@ def outcomes() -> dict[str, Counter[str]]:
             is_readable = expected not in (None, "refused")
             if said in (None, "refused"):
                 found[path.stem]["again" if is_readable else "nothing"] += 1
+            elif said != expected and has_open_items(said, expected):
+                found[path.stem]["again"] += 1
             else:
                 found[path.stem]["right" if said == expected else f"wrong in line {number}"] += 1
     return found

@@ -138,9 +138,18 @@ def test_hostile_text_is_read_in_linear_time(piece: str) -> None:
             ["not_support", "support"],
             [None, '{"a": 1} is there'],
         ),
-        ("1: maybe | It may.\n2: support | not support", [None, "support"], [None, "not support"]),
+        ("1: maybe | It may.\n2: support | Not less.", [None, "support"], [None, "Not less."]),
+        ("1: support | not support\n2: support", [None, "support"], [None, None]),
+        ("1: support | It says so. Wait, not_support\n2: support", [None, "support"], [None, None]),
+        (
+            "1. **Support** — It says so.\n2. not support (It is dry.)",
+            ["support", "not_support"],
+            ["It says so.", "It is dry."],
+        ),
+        ("1: support\n   *It says so.*\n2: support\nReason: It snows.", ["support"] * 2, ["It says so.", "It snows."]),
+        ("1: support\n2: support\n\nI hope this helps!", ["support"] * 2, [None, None]),
     ],
-    ids=["bars", "records", "no label"],
+    ids=["bars", "records", "no label", "two labels", "withdrawn", "dash and brackets", "below", "closing remark"],
 )
 def test_a_reason_belongs_to_its_label(completion: str, labels: list[str | None], reasons: list[str | None]) -> None:
     found = ASSIGN_NUGGETS.parse(completion, {"query": "q", "response": "r", "nuggets": ["It rains.", "It snows."]})
