@@ -49,7 +49,9 @@ _REASON_LINE = re.compile(
     r"\s*(?P<reason>\S.*)",
     re.IGNORECASE,
 )
-_CHANGES_MIND = re.compile(r"\b(?:wait|actually|on (?:reflection|second thought)|correction|final)\b", re.IGNORECASE)
+_CHANGES_MIND = re.compile(
+    r"\b(?:wait\b|on (?:reflection|second thought)|correction\b|final(?: label| answer)?\s?[:：])", re.IGNORECASE
+)
 # Words that limit or withdraw the label before them
 _DOUBT = re.compile(
     r"\b(?:but|only|however|although|though|except|unless|if|yet|in part|partly|partial\w*|mostly|largely|almost|nearly"

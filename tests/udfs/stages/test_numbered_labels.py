@@ -147,9 +147,24 @@ def test_hostile_text_is_read_in_linear_time(piece: str) -> None:
             ["It says so.", "It is dry."],
         ),
         ("1: support\n   *It says so.*\n2: support\nReason: It snows.", ["support"] * 2, ["It says so.", "It snows."]),
+        (
+            "1: partial_support | The final is actually supported, the place is not.\n2: support",
+            ["partial_support", "support"],
+            ["The final is actually supported, the place is not.", None],
+        ),
         ("1: support\n2: support\n\nI hope this helps!", ["support"] * 2, [None, None]),
     ],
-    ids=["bars", "records", "no label", "two labels", "withdrawn", "dash and brackets", "below", "closing remark"],
+    ids=[
+        "bars",
+        "records",
+        "no label",
+        "two labels",
+        "withdrawn",
+        "dash and brackets",
+        "below",
+        "words",
+        "closing remark",
+    ],
 )
 def test_a_reason_belongs_to_its_label(completion: str, labels: list[str | None], reasons: list[str | None]) -> None:
     found = ASSIGN_NUGGETS.parse(completion, {"query": "q", "response": "r", "nuggets": ["It rains.", "It snows."]})
