@@ -137,9 +137,6 @@ class _Classified(NamedTuple):
 
 def _classified(lines: Sequence[str], place: int, first: str, second: str) -> _Classified | None:
     line = lines[place]
-    keys = lists.matching_key(first), lists.matching_key(second)
-    if all(keys) and lists.matching_key(line).endswith((" ".join(keys), " ".join(keys[::-1]))):
-        return None  # brackets of the answers themselves
     read = [(found, _WORDS.read(found[1] or found[2])) for found in _BRACKET.finditer(line)]
     brackets = [(found, relation) for found, relation in read if relation]
     if not brackets:
@@ -147,7 +144,11 @@ def _classified(lines: Sequence[str], place: int, first: str, second: str) -> _C
     found, relation = brackets[-1]
     sides = line[: found.start()]
     sides = sides if lists.matching_key(sides) or not place else lines[place - 1]
-    is_sure = all(other == relation for _, other in brackets) or _last_side(sides, first, second) is not None
+    names_both = _last_side(sides, first, second) is not None
+    keys = lists.matching_key(first), lists.matching_key(second)
+    if not names_both and all(keys) and lists.matching_key(line).endswith((" ".join(keys), " ".join(keys[::-1]))):
+        return None  # brackets of the answers themselves
+    is_sure = names_both or all(other == relation for _, other in brackets)
     return _Classified(place, relation, sides, is_sure and _BEHIND.match(line, found.end()) is not None)
 
 

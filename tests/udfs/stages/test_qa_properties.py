@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from tests.udfs.stages.qa_read import QA, answered, mined, refined, relation, values
@@ -96,6 +96,8 @@ sides = st.one_of(
 )
 
 
+# An answer in the words of a relation
+@example("second implies first", "0", "second_implies_first", "{} - {} [{}]")
 @given(
     sides, sides, st.sampled_from(RELATIONS), st.sampled_from(["{} - {} [{}]", "* {} - {} [{}].", "**{} – {}** [{}]"])
 )
