@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Concatenate, ParamSpec, Protocol, cast
 
 import pyarrow as pa
@@ -60,16 +60,24 @@ def over_rows(
             batches: Iterable[pa.RecordBatch], /, *args: P.args, **options: P.kwargs
         ) -> Iterator[pa.RecordBatch]:
             for batch in batches:
-                parts = (batch.slice(start, read) for start in range(0, batch.num_rows, read))
-                results = (function(row, *args, **options) for part in parts for row in part.to_pylist())
-                rows = (row for one in results for row in ((one,) if isinstance(one, Mapping) else one))
-                yield from in_batches(rows, schema, most)
+                rows = (row for part in slices(batch, read) for row in part.to_pylist())
+                results = (_as_rows(function(row, *args, **options)) for row in rows)
+                yield from in_batches(chain.from_iterable(results), schema, most)
 
         named = cast(BatchFunction[P], over_batches)
         named.schema = schema
         return named
 
     return decorate
+
+
+def _as_rows(result: Row | Iterable[Row]) -> Iterable[Row]:
+    return (result,) if isinstance(result, Mapping) else result
+
+
+def slices(batch: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
+    """Yield a batch in slices of at most `most` rows."""
+    return (batch.slice(start, most) for start in range(0, batch.num_rows, most))
 
 
 def in_batches(rows: Iterable[Row], schema: pa.Schema, most: int = ROWS_PER_BATCH) -> Iterator[pa.RecordBatch]:

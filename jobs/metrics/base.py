@@ -19,6 +19,7 @@ from untold.jobs.inference.stage.requests import Requests, failure_rows, has_fai
 from untold.jobs.inputs.samples import OPTIONAL_TYPES
 from untold.jobs.metrics.views import View
 from untold.jobs.retrieval.sources import stages_of_knowledge
+from untold.jobs.run.session import map_rows as map_rows
 from untold.jobs.run.session import spark_schema
 from untold.jobs.run_tables import RunTables
 from untold.jobs.settings.fields import Section
@@ -36,7 +37,10 @@ Bounds = Mapping[str, tuple[float | None, float | None]]
 
 
 def bounds_of(shares: Iterable[str], *counts: str) -> Bounds:
-    """Return the bounds of a sample without results, by measure. Counts have no upper bound."""
+    """Return the bounds of a sample without results, by measure: 0 and 1, and none for counts.
+
+    A name that is in both is a count.
+    """
     return {**dict.fromkeys(shares, (0.0, 1.0)), **dict.fromkeys(counts, (None, None))}
 
 
@@ -130,9 +134,11 @@ class StageCalls:
         frames = []
         for stage, results in self.results.items():
             lost = reduce(DataFrame.unionByName, (outcomes(rows, self.key) for rows in results))
-            if owned is not None:
-                lost = owned.join(lost.where(has_failed()), on=self.key, how="inner")
-            frames.append(failure_rows(self.metric, stage, lost))
+            if owned is None:
+                frames.append(failure_rows(self.metric, stage, lost))
+            else:
+                failed = lost.where(has_failed()).withColumn("stage", F.lit(stage))
+                frames.append(shared_failures(self.metric, owned, failed, self.key))
         return reduce(DataFrame.unionByName, frames)
 
 
@@ -309,24 +315,14 @@ def with_status(
 P = ParamSpec("P")
 
 
-def map_rows(frame: DataFrame, function: BatchFunction[P], *args: P.args, **options: P.kwargs) -> DataFrame:
-    """Return the rows that a function of `untold.udfs.arrow` returns for the rows of a frame."""
-    # Not `partial`, whose positional arguments would precede the batches
-    return frame.mapInArrow(lambda batches: function(batches, *args, **options), spark_schema(function.schema))
-
-
 def contract_rows(table: str, metric: str | Column, rows: DataFrame, **columns: Column) -> DataFrame:
     """Return rows of a table of the contract: the given columns, and otherwise the columns of `rows` by name.
 
     A column that neither has is null.
     """
-    known = {"metric": F.lit(metric), **columns}
-
-    def column(name: str) -> Column:
-        return known[name] if name in known else F.col(name) if name in rows.columns else F.lit(None)
-
-    fields = spark_schema(TABLES[table]).fields
-    return rows.select(*(column(field.name).cast(field.dataType).alias(field.name) for field in fields))
+    known = {**{name: F.col(name) for name in rows.columns}, "metric": F.lit(metric), **columns}
+    fields = ((field, known.get(field.name, F.lit(None))) for field in spark_schema(TABLES[table]).fields)
+    return rows.select(*(value.cast(field.dataType).alias(field.name) for field, value in fields))
 
 
 def collect(judged: DataFrame, name: str, *fields: str | Column) -> DataFrame:

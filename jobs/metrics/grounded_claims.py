@@ -135,7 +135,7 @@ def judge_lists(pairs: DataFrame, tools: Tools, settings: Settings, size: int) -
     pairs: the columns of `JUDGED`, premise and hypothesis.
     """
     of_claim = ("claim_key", "document_id", "rank", "similarity")
-    lists = judging.gather_items(pairs, ("owner", "chunk_id", "premise"), F.col("hypothesis"), *of_claim)
+    lists = judging.gather_items(tools, pairs, ("owner", "chunk_id", "premise"), F.col("hypothesis"), *of_claim)
     stage = judging.NumberedList(judging.CLASSIFY_LISTS, size, {"hypotheses": "text"}, {"relations": "relation"})
     judged = stage.judge(tools, settings, RELATIONS, lists, "owner", "chunk_id").select("*", "number.*")
     grounds = (F.col("relation") == ENTAILMENT).alias("grounded")

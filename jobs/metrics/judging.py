@@ -126,13 +126,15 @@ class NumberedList:
         return tools.keep(joined.withColumn("listed", again).drop("wanted"), "labels-to-ask-again")
 
 
-def gather_items(rows: DataFrame, head: Sequence[str], text: Column, *number: str | Column) -> DataFrame:
-    """Return the columns of `head` and listed array<struct<text, number>> for `NumberedList`, in the order of texts.
+def gather_items(tools: Tools, rows: DataFrame, head: Sequence[str], text: Column, *number: str | Column) -> DataFrame:
+    """Keep and return the columns of `head` and listed array<struct<text, number>> for `NumberedList`.
 
-    The order makes equal sets of texts equal requests. number: the columns of `number`, which identify an item.
+    The order of texts makes equal sets of texts equal requests. number: the columns that identify an item.
     """
     item = F.struct(text.alias("text"), F.struct(*number).alias("number"))
-    return rows.groupBy(*head).agg(F.array_sort(F.collect_list(item)).alias("listed"))
+    lists = rows.groupBy(*head).agg(F.array_sort(F.collect_list(item)).alias("listed"))
+    # Each attempt reads the lists
+    return tools.keep(lists, "lists")
 
 
 CLASSIFY, CLASSIFY_LISTS, ENTAIL = "classify_relation", "classify_relations", "classify_entailment"

@@ -57,9 +57,9 @@ BY_WORDS, BY_VECTORS = "by_words", "by_vectors"
 # model. The responses were split into sentences
 SHARES = {BY_WORDS: {ONE: 32 / 399, MANY: 3 / 399}, BY_VECTORS: {ONE: 53 / 399, MANY: 293 / 399}}
 Sizes = Mapping[tuple[str, str], Callable[[DataFrame, tuple[str, ...]], Rows]]
-"""Functions of rows and carried columns that return requests, by step and stage.
+"""Functions from rows and carried columns to requests, by step and stage.
 
-The requests have the maximum and the average number of requests that depend on missing completions.
+The number of requests depends on missing completions, so the functions set `Rows.bound` and `Rows.expected`.
 """
 
 
@@ -118,7 +118,10 @@ def _bytes(facts: Column) -> Column:
 def _sizes(
     facts: DataFrame, possible: Column, size: Column, requests: Column, share: float = 1.0
 ) -> Callable[[DataFrame, tuple[str, ...]], Rows]:
-    """Return the sizes: `requests` of this size if one is possible, and their share on average."""
+    """Return a function that makes the requests of `Sizes`.
+
+    A sample has at most `requests` of this size, their share on average, and none unless they are `possible`.
+    """
     most = F.when(possible, requests).otherwise(F.lit(0))
     usual = whole(most * share, F.col("sample_id")) if share < 1 else most
     bound, expected = (facts.select(number.alias("requests"), size.alias("bytes")) for number in (most, usual))
@@ -165,8 +168,7 @@ def score(samples: DataFrame, tools: base.Tools, settings: Settings) -> base.Tab
     facts = _facts(samples, calls, options, stages(settings))
     incomplete = [calls.incomplete()] if calls.results else []
     sizes = sizes_of(facts, samples, settings.longrecall.top_k)
-    cut = base.map_rows(calls.complete(facts), concluding.prepare_samples, options)
-    prepared = tools.keep(cut, "prepared")
+    prepared = tools.keep(base.map_rows(calls.complete(facts), concluding.prepare_samples, options), "prepared")
     shown = tools.keep(base.map_rows(prepared, concluding.shown_by_words), "shown-by-words")
     by_words = _match(shown, calls, sizes, BY_WORDS)
     matched = tools.keep(_join_lists(prepared, by_words, "outcomes", "number", *_OUTCOME), "judged-by-words")

@@ -137,6 +137,7 @@ def _given(owners: DataFrame, settings: Settings) -> DataFrame:
         by_weight = F.when(weight >= least, nugget_measures.VITAL).when(weight < least, nugget_measures.OKAY)
         return item.dropFields("anchor").withField("importance", F.coalesce(item["importance"], by_weight))
 
+    # The cast is by position, so the fields have the order of `_NUGGET`
     return owners.select("owner", "query", F.transform("given", one).cast(_NUGGET).alias("nuggets"))
 
 

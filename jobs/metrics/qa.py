@@ -23,7 +23,6 @@ from untold.udfs.facts.pairs import MODEL
 
 COMPARE, COMPARE_LISTS = "compare_answers", "compare_many"
 PAIR = ("sample_id", "source", "target")
-TEXTS = ("first", "second")
 SWAPPED = {"first_implies_second": "second_implies_first", "second_implies_first": "first_implies_second"}
 
 
@@ -63,15 +62,16 @@ def _compare_in_lists(pairs: DataFrame, tools: base.Tools, size: int, requests: 
 
     The model compares the head with the other answers of its pairs. `leads` is true if the head is the first of a pair.
     """
-    leads, head, node = F.col("head") == F.col("source"), F.col("head"), F.col("node")
-    answer, other = (F.when(leads, F.col(one)).otherwise(F.col(two)) for one, two in (TEXTS, reversed(TEXTS)))
-    of_other = F.when(leads, F.col("target")).otherwise(F.col("source")).alias("node")
+    is_first = F.col("head") == F.col("source")
+    answer = F.when(is_first, F.col("first")).otherwise(F.col("second"))
+    other = F.when(is_first, F.col("second")).otherwise(F.col("first"))
+    of_other = F.when(is_first, F.col("target")).otherwise(F.col("source")).alias("node")
     keys = ("sample_id", "head", "question", "answer")
-    lists = gather_items(pairs.withColumn("answer", answer), keys, other, of_other, leads.alias("leads"))
+    lists = gather_items(tools, pairs.withColumn("answer", answer), keys, other, of_other, is_first.alias("leads"))
     stage = NumberedList(COMPARE_LISTS, size, {"others": "text"}, {"relations": "relation"})
     found = stage.ask(tools, lists, "sample_id", "head", requests=requests).select("*", "number.*")
     # The table has the relation of the first to the second
-    leads, relation = F.col("leads"), F.col("relation")
+    leads, head, node, relation = (F.col(name) for name in ("leads", "head", "node", "relation"))
     swapped = F.coalesce(*(F.when(relation == one, F.lit(turned)) for one, turned in SWAPPED.items()), relation)
     named = {
         "source": F.when(leads, head).otherwise(node),

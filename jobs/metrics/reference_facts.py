@@ -235,6 +235,7 @@ def _given_facts(owners: DataFrame) -> DataFrame:
         lambda item: item.dropFields("importance").withField("sources", null).withField("members", null),
     )
     given = owners.where(F.col("given").isNotNull())
+    # The cast is by position, so the fields have the order of `FACTS`
     return given.select("owner", one.cast(spark_schema(FACTS)["facts"].dataType).alias("facts"))
 
 

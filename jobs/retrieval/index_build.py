@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from untold.jobs.inputs.samples import fingerprint
 from untold.jobs.retrieval.sources import STAGE, Ask, embed, row_ranges
 from untold.jobs.run.folders import Counted, Workspace, write_parquet
-from untold.jobs.run.session import spark_schema
+from untold.jobs.run.session import map_rows, spark_schema
 from untold.jobs.settings.sections import IndexSettings
 from untold.jobs.tables import FAILURES
 from untold.udfs.errors import UserError
@@ -106,9 +106,10 @@ class IndexBuilder:
 
     def _cut(self, documents: DataFrame) -> DataFrame:
         """Return the chunks of documents: the columns of `CHUNKS`."""
-        cut = partial(chunk_documents, words=self.settings.chunk_words, overlap=self.settings.chunk_overlap)
+        own = self.settings
         wanted = documents.select("document_id", "title", "url", "content", "text")
-        return self.steps.keep(wanted.mapInArrow(cut, spark_schema(CHUNKS)), "chunks")
+        cut = map_rows(wanted, chunk_documents, words=own.chunk_words, overlap=own.chunk_overlap)
+        return self.steps.keep(cut, "chunks")
 
     def _embed(self, chunks: DataFrame) -> _Embedded:
         """Return the chunks with their vectors. A document with a failed text is left out completely."""

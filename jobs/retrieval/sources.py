@@ -13,14 +13,14 @@ from pyspark.sql import functions as F
 from untold.jobs.inference.stage.requests import OUTCOME, has_failed
 from untold.jobs.run.folders import Counted, Workspace
 from untold.jobs.run.manifest import read_manifest
-from untold.jobs.run.session import spark_schema, task_slots
+from untold.jobs.run.session import map_rows, spark_schema, task_slots
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.sections import IndexSettings
 from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage
-from untold.udfs.retrieval.chunks import CONTEXT_CHUNKS, chunk_contexts
+from untold.udfs.retrieval.chunks import chunk_contexts
 from untold.udfs.retrieval.index_table import SEARCHED, Catalog, SearchTask, read_catalog, search_table
-from untold.udfs.retrieval.ranking import RANKED, rank_contexts, retrievers_of
+from untold.udfs.retrieval.ranking import rank_contexts, retrievers_of
 from untold.udfs.storage import absolute
 
 
@@ -165,8 +165,7 @@ def context_chunks(samples: DataFrame, settings: IndexSettings) -> DataFrame:
     contexts = samples.select("sample_id", F.explode("contexts").alias("context")).select(
         "sample_id", F.col("context.id").alias("document_id"), F.col("context.text").alias("text")
     )
-    cut = partial(chunk_contexts, words=settings.chunk_words, overlap=settings.chunk_overlap)
-    return contexts.mapInArrow(cut, spark_schema(CONTEXT_CHUNKS))
+    return map_rows(contexts, chunk_contexts, words=settings.chunk_words, overlap=settings.chunk_overlap)
 
 
 class SearchError(UserError):
@@ -295,8 +294,8 @@ class Knowledge:
         broken = _missing(pieces.where(~has), "sample_id")
         # A sample with a chunk without a vector is not searched at all
         both = by_sample.join(with_queries, on="sample_id", how="inner").join(broken, on="sample_id", how="left_anti")
-        rank = partial(rank_contexts, k=k, retrievers=self._retrievers)
-        found = both.mapInArrow(rank, spark_schema(RANKED)).withColumnRenamed("query", "key")
+        ranked = map_rows(both, rank_contexts, k=k, retrievers=self._retrievers)
+        found = ranked.withColumnRenamed("query", "key")
         of_chunks = queries.select("sample_id", "key").join(broken, on="sample_id", how="inner")
         return found, of_chunks.unionByName(_missing(wanted.where(~has), "sample_id", "key"))
 

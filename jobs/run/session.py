@@ -13,7 +13,7 @@ from importlib.resources import files
 from ipaddress import ip_address
 from tempfile import TemporaryDirectory
 from threading import Event, Lock, Thread
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ParamSpec
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -28,6 +28,7 @@ from untold.jobs.run.cache import JVM_OPTIONS, find_java, keep_archive, with_arc
 from untold.jobs.run.connectors import connector_options, find_spark
 from untold.jobs.run.error_messages import check_open_files, check_writable, work_folders
 from untold.jobs.settings.model import Settings
+from untold.udfs.arrow import BatchFunction
 from untold.udfs.errors import UserError
 from untold.udfs.python_path import python_environment, usable_cores
 from untold.udfs.storage import literal_pattern
@@ -307,9 +308,18 @@ def _is_local(settings: Settings) -> bool:
     return (settings.spark.master or "").startswith("local")
 
 
+P = ParamSpec("P")
+
+
 def spark_schema(schema: pa.Schema) -> T.StructType:
     """Return the Spark schema of a table."""
     return from_arrow_schema(schema)
+
+
+def map_rows(frame: DataFrame, function: BatchFunction[P], *args: P.args, **options: P.kwargs) -> DataFrame:
+    """Return the rows that a function of `untold.udfs.arrow` returns for the rows of a frame."""
+    # Not `partial`, whose positional arguments would precede the batches
+    return frame.mapInArrow(lambda batches: function(batches, *args, **options), spark_schema(function.schema))
 
 
 def read_parquet(

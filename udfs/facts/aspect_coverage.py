@@ -113,9 +113,8 @@ FACT, COVERAGE, ICAT, CLAIMS = MEASURES = ("s_fact", "s_coverage", "icat", "clai
 ASPECT = struct(reference_id=TEXT, text=TEXT)
 ASPECTS = columns(sample_id=TEXT, aspects=[ASPECT])
 MEASURE = struct(measure=TEXT, value=FLOAT, value_low=FLOAT, value_high=FLOAT)
-COUNTS = columns(covered=NUMBER, uncovered=NUMBER, unjudged=NUMBER)
-# What a metric concludes per sample, which has other columns too
-CONCLUSION = columns(COUNTS, sample_id=TEXT, measures=[MEASURE], empty=FLAG)
+# The columns that the conclusions of all metrics have. A metric adds its own
+CONCLUSION = columns(sample_id=TEXT, measures=[MEASURE], covered=NUMBER, uncovered=NUMBER, unjudged=NUMBER, empty=FLAG)
 _STATEMENT = struct(number=NUMBER, reference_id=TEXT, text=TEXT, covered=FLAG, claims=[NUMBER])
 CONCLUDED = columns(CONCLUSION, statements=[_STATEMENT])
 
@@ -135,12 +134,17 @@ class BoundedValue:
 
 
 UNDEFINED = BoundedValue.exact(None)
+UNKNOWN = BoundedValue(None, 0.0, 1.0)
+"""A share of which all parts are unjudged."""
 
 
 def conclusion(
     row: Row, measures: Mapping[str, BoundedValue], covered: Sequence[bool | None], *, empty: bool = False
 ) -> dict[str, Any]:
-    """Return the columns of `CONCLUSION`. covered: a flag per statement of the sample, None if it is unjudged."""
+    """Return the columns of `CONCLUSION`. covered: a flag per statement of the sample, None if it is unjudged.
+
+    A metric with other unjudged parts replaces `unjudged`.
+    """
     return {
         "sample_id": row["sample_id"],
         "measures": measure_list(measures),

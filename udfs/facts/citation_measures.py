@@ -12,7 +12,7 @@ from math import fsum
 from typing import Any
 
 from untold.udfs.arrow import FLAG, NUMBER, TEXT, Row, columns, over_rows, struct
-from untold.udfs.facts.aspect_coverage import CONCLUSION, UNDEFINED, BoundedValue, conclusion, f_of, share_of
+from untold.udfs.facts.aspect_coverage import CONCLUSION, UNDEFINED, UNKNOWN, BoundedValue, conclusion, f_of, share_of
 from untold.udfs.samples.citations import cited_sentences, source_key
 from untold.udfs.stages import UNASKED
 
@@ -31,7 +31,6 @@ STATUSES = JUDGED, UNCITED, NO_SOURCE, FAILED, WAITING = "judged", "uncited", "n
 NO_TEXT = "no context, document or page has this id"
 # Separates the keys of several sources, because no id contains it
 AND = "\x1f"
-UNKNOWN = BoundedValue(None, 0.0, 1.0)
 
 _SOURCE = struct(source=TEXT, key=TEXT, text=TEXT)
 CITING = columns(sample_id=TEXT, sentences=[struct(number=NUMBER, text=TEXT, sources=[_SOURCE])])

@@ -212,8 +212,7 @@ def _hash_texts(texts: Iterable[str]) -> str:
 
 SAMPLE_QUESTIONS = columns(sample_id=TEXT, query=TEXT, questions=[TEXT])
 PAIRS = columns(
-    columns(sample_id=TEXT, source=NUMBER, target=NUMBER, question=TEXT, first=TEXT, second=TEXT),
-    columns(head=NUMBER, settled=TEXT),
+    sample_id=TEXT, source=NUMBER, target=NUMBER, question=TEXT, first=TEXT, second=TEXT, head=NUMBER, settled=TEXT
 )
 _SETTLED = {"equal": "equivalent", "first_larger": "contradictory", "second_larger": "contradictory"}
 

@@ -86,7 +86,9 @@ def is_entailed(relation: Relation) -> Flag:
 def any_of(flags: Iterable[Flag]) -> Flag:
     """Return whether any flag holds."""
     several = set(flags)
-    return True if True in several else None if None in several else False
+    if True in several:
+        return True
+    return None if None in several else False
 
 
 def relevant_contexts(truth: ClaimSide, contexts: int) -> list[Flag]:
@@ -125,9 +127,9 @@ def measures_of(response: ClaimSide, truth: ClaimSide, contexts: int) -> dict[st
     precision, recall = share_of(response.stated), share_of(truth.stated)
     relevant = relevant_contexts(truth, contexts)
     entailed = [[is_entailed(one) for one in row] for row in response.contexts]
-    wrong, left_out, unfound = _none(response.stated), _none(truth.stated), _none(response.found)
+    wrong, left_out, unfound = _negated(response.stated), _negated(truth.stated), _negated(response.found)
     misled = [any_of(_both(row, relevant)) for row in entailed]
-    noised = [any_of(_both(row, _none(relevant))) for row in entailed]
+    noised = [any_of(_both(row, _negated(relevant))) for row in entailed]
     found = {
         PRECISION: precision,
         RECALL: recall,
@@ -136,7 +138,7 @@ def measures_of(response: ClaimSide, truth: ClaimSide, contexts: int) -> dict[st
         CONTEXT_PRECISION: share_of(relevant) if truth.whole else UNDEFINED,
         UTILIZATION: utilization(truth.found, truth.stated),
         IN_RELEVANT: share_of(_both(misled, wrong)) if truth.whole else UNDEFINED,
-        IN_IRRELEVANT: share_of(_both(_both(noised, _none(misled)), wrong)) if truth.whole else UNDEFINED,
+        IN_IRRELEVANT: share_of(_both(_both(noised, _negated(misled)), wrong)) if truth.whole else UNDEFINED,
         HALLUCINATION: share_of(_both(unfound, wrong)),
         SELF_KNOWLEDGE: share_of(_both(unfound, response.stated)),
         FAITHFULNESS: share_of(response.found),
@@ -144,7 +146,7 @@ def measures_of(response: ClaimSide, truth: ClaimSide, contexts: int) -> dict[st
     # Measures of contexts are undefined without contexts
     found |= {} if contexts else dict.fromkeys((*RETRIEVER, *GENERATOR), UNDEFINED)
     missed = {
-        NOT_RETRIEVED: share_of(_both(left_out, _none(truth.found))),
+        NOT_RETRIEVED: share_of(_both(left_out, _negated(truth.found))),
         NOT_USED: share_of(_both(left_out, truth.found)),
     }
     rows = {
@@ -163,12 +165,11 @@ def measures_of(response: ClaimSide, truth: ClaimSide, contexts: int) -> dict[st
 
 
 def _both(first: Iterable[Flag], second: Iterable[Flag]) -> list[Flag]:
-    """Return for each pair of flags whether both hold."""
-    pairs = zip(first, second, strict=True)
-    return [False if False in pair else None if None in pair else True for pair in pairs]
+    """Return for each pair of flags whether both hold. They do unless one of them does not."""
+    return _negated(any_of(pair) for pair in zip(_negated(first), _negated(second), strict=True))
 
 
-def _none(flags: Iterable[Flag]) -> list[Flag]:
+def _negated(flags: Iterable[Flag]) -> list[Flag]:
     """Return for each flag whether it does not hold."""
     return [None if flag is None else not flag for flag in flags]
 
@@ -307,7 +308,7 @@ def _entailing(relations: Sequence[Relation], names: Sequence[str]) -> list[str]
 
 def _contexts(response: ClaimSide, truth: ClaimSide, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the measures of each context, by rank. A value that depends on a missing relation is null."""
-    relevant, wrong = relevant_contexts(truth, len(names)), _none(response.stated)
+    relevant, wrong = relevant_contexts(truth, len(names)), _negated(response.stated)
     recalled: list[Flag] = [False] * len(truth.whole)
     for place, name in enumerate(names):
         of_truth, of_response = ([row[place] for row in side.contexts] for side in (truth, response))

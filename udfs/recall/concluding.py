@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from untold.udfs.arrow import FLAG, FLOAT, NUMBER, TEXT, Row, columns, in_batches, over_rows, struct
-from untold.udfs.facts.aspect_coverage import CONCLUSION, BoundedValue, conclusion, share_of
+from untold.udfs.arrow import FLAG, FLOAT, NUMBER, TEXT, Row, columns, in_batches, over_rows, slices, struct
+from untold.udfs.facts.aspect_coverage import CONCLUSION, UNKNOWN, BoundedValue, conclusion, share_of
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.recall import sample_facts
 from untold.udfs.recall.candidates import (
@@ -242,8 +242,7 @@ Embedded = dict[tuple[str, int], tuple[NDArray[np.float32] | None, bool]]
 
 def _rows_with_vectors(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Row, Embedded]]:
     for batch in batches:
-        for start in range(0, batch.num_rows, FEW_ROWS):
-            few = batch.slice(start, FEW_ROWS)
+        for few in slices(batch, FEW_ROWS):
             # Vectors stay arrays, because Python numbers would need twenty times the memory
             vectors = _vectors(few.column("embedded"))
             yield from zip(few.drop_columns(["embedded"]).to_pylist(), vectors, strict=True)
@@ -438,8 +437,7 @@ def _measures(
 
     flags: for each reference whether it is covered, None if it is unjudged.
     """
-    unknown = BoundedValue(None, 0.0, 1.0)
-    found = {name: unknown if said is None else share_of(said) for name, said in baselines.items()}
+    found = {name: UNKNOWN if said is None else share_of(said) for name, said in baselines.items()}
     counts = {REFERENCES: flags, GENERATED: generated}
     numbers = {name: None if some is None else float(len(some)) for name, some in counts.items()}
     exact = {name: BoundedValue.exact(number) for name, number in numbers.items()}
