@@ -24,7 +24,7 @@ from untold.jobs.inputs.files import (
 )
 from untold.udfs.errors import aside, near_misses
 from untold.udfs.samples.adapters import FORMATS, Adapter, needed
-from untold.udfs.samples.batches import Names, UnitProgress, columns_of, expanded, given, reader_of
+from untold.udfs.samples.batches import UnitProgress, columns_of, expanded, given, reader_of
 from untold.udfs.samples.conversion import EITHER, KNOWN, OPTIONAL, OTHER_NAMES, QUESTION_ID, REQUIRED
 from untold.udfs.samples.file_records import (
     MAX_COLUMNS,
@@ -36,7 +36,7 @@ from untold.udfs.samples.file_records import (
     describe_break,
 )
 from untold.udfs.samples.files import encoding_of
-from untold.udfs.samples.tool_files import BAR, DEEPEVAL
+from untold.udfs.samples.tool_files import BAR, DEEPEVAL, Names
 
 # The first files of an input with thousands of files show most of its errors
 CHECKED_FILES = 20

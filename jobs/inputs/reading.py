@@ -20,8 +20,9 @@ from untold.jobs.inputs.files import AS_THEY_ARE, FileFacts, InputFile, NoInputE
 from untold.jobs.inputs.frames import plan_units
 from untold.jobs.run.session import read_parquet
 from untold.udfs.samples.adapters import needed
-from untold.udfs.samples.batches import ColumnSelection, Names, read_batches
+from untold.udfs.samples.batches import ColumnSelection, read_batches
 from untold.udfs.samples.file_records import undecodable
+from untold.udfs.samples.tool_files import Names
 from untold.udfs.storage import StoragePath
 
 # A screen. The table `failures` has all of them

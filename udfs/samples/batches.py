@@ -16,7 +16,7 @@ from untold.udfs.samples import file_records
 from untold.udfs.samples.adapters import Adapter
 from untold.udfs.samples.conversion import KNOWN, Sample, to_sample
 from untold.udfs.samples.file_records import FileRecord, Reader, Unit, UnreadableFileError
-from untold.udfs.samples.tool_files import Names as Names
+from untold.udfs.samples.tool_files import Names
 from untold.udfs.samples.values import ENCODER, Shape, as_type, merge_shapes, shape_of, text_of
 
 # Kinds of files with one type per column. Items may be JSON in a text column

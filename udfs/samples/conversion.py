@@ -15,7 +15,16 @@ from typing import Any, cast
 from untold.udfs.samples import items
 from untold.udfs.samples.citations import citations_of_parts, normalise_citations, normalise_sources
 from untold.udfs.samples.file_records import FileRecord
-from untold.udfs.samples.values import ENCODER, canonical, finite, id_of, load_json, text_of, without_surrogates
+from untold.udfs.samples.values import (
+    ENCODER,
+    canonical,
+    finite,
+    id_of,
+    load_json,
+    object_of,
+    text_of,
+    without_surrogates,
+)
 
 KNOWN = ("sample_id", "query", "response", "contexts", "system", "label")
 REQUIRED = ("query", "response", "contexts")
@@ -253,7 +262,7 @@ def normalise_contexts(value: Any) -> list[dict[str, str]]:
         value = _items_of_lists(value)
     contexts = []
     for place, name, text, item in items.named_texts(value, "context"):
-        kind = items.text_field(item.get("kind"), f"kind of context {place}") if isinstance(item, dict) else None
+        kind = items.text_field(object_of(item).get("kind"), f"kind of context {place}")
         contexts.append({"id": name, "text": text, **({"kind": kind} if kind else {})})
     return contexts
 

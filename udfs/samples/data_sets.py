@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 from xml.etree import ElementTree
@@ -12,7 +12,7 @@ from untold.udfs.errors import aside, near_misses
 from untold.udfs.samples.file_records import READERS, FileRecord, RowError, Unit, UnreadableFileError, read_text
 from untold.udfs.samples.files import open_text
 from untold.udfs.samples.items import FIELDS
-from untold.udfs.samples.values import canonical, json_or, text_of
+from untold.udfs.samples.values import canonical, json_or, object_of, text_of
 
 Values = Mapping[str, Any]
 REQUIRED = ("question", "answers")
@@ -31,7 +31,6 @@ def answers(row: Values, _: int) -> Iterator[Values]:
     reference is the position of its claim in the answer, from 1. The published answer is the response; `untold
     generate` writes new ones.
     """
-    metadata = row.get("metadata")
     for system, answer in _answers(row):
         evidence = [text for _, claim in _claims(answer) for text in claim.get("evidence") or []]
         yield {
@@ -40,7 +39,7 @@ def answers(row: Values, _: int) -> Iterator[Values]:
             "response": answer.get("answer_string"),
             "contexts": list(dict.fromkeys(evidence)),
             "system": system,
-            "field": metadata.get("field") if isinstance(metadata, dict) else None,
+            "field": object_of(row.get("metadata")).get("field"),
             "references": [
                 {"id": str(place), "text": claim.get("claim_string")}
                 for place, claim in _claims(answer)
@@ -59,16 +58,20 @@ def claims(row: Values, _: int) -> Iterator[Values]:
         name = _answer_id(row, system)
         for place, claim in _claims(answer):
             if claim.get("evidence") and claim.get("support") in VERDICTS:
-                label, text = VERDICTS[claim["support"]], claim.get("claim_string")
-                yield labelled_claim(name, place, row.get("question"), system, text, claim["evidence"], label)
+                yield labelled_claim(
+                    name,
+                    place,
+                    query=row.get("question"),
+                    system=system,
+                    claim=claim.get("claim_string"),
+                    evidence=claim["evidence"],
+                    label=VERDICTS[claim["support"]],
+                )
 
 
-def labelled_claim(
-    name: str, place: int, query: Any, system: str, claim: Any, evidence: Sequence[Any], label: str
-) -> Values:
-    """Return the claim at a place, from 1, in the text with this name."""
-    given = {"sample_id": f"{name}-{place}", "query_id": name, "query": query, "system": system}
-    return {**given, "claim": claim, "evidence": evidence, "label": label}
+def labelled_claim(name: str, place: int, **columns: Any) -> Values:
+    """Return the columns of a claim. Its id is the name of its text, and its place in the text from 1."""
+    return {"sample_id": f"{name}-{place}", "query_id": name, **columns}
 
 
 def _answers(values: Values) -> Iterator[tuple[str, Values]]:
@@ -114,16 +117,21 @@ def read_answers(unit: Unit) -> Iterator[FileRecord]:
         for (question, system, response), own in groupby(records, key=_answer):
             number = questions.setdefault(question, len(questions))
             rows = list(own)
-            name, references = f"{number}-{system}", []
-            for place, values in enumerate((record.values for record in rows), start=1):
-                weight = WEIGHTS.get(values["category_x"])
-                labels = [values[label] for label in LABEL_COLUMNS]
-                references.append({"id": str(place), "text": values["claim"], "weight": weight, "labels": labels})
-            unknown = next((one["id"] for one in references if one["weight"] is None), None)
+            name, kinds = f"{number}-{system}", [record.values["category_x"] for record in rows]
+            unknown = next((place for place, kind in enumerate(kinds, start=1) if kind not in WEIGHTS), None)
             if unknown:
                 problem = f"statement {unknown} is neither {' nor '.join(WEIGHTS)}"
                 yield FileRecord(problem=problem, raw=name, row=rows[0].row)
                 continue
+            references = [
+                {
+                    "id": str(place),
+                    "text": record.values["claim"],
+                    "weight": WEIGHTS[record.values["category_x"]],
+                    "labels": [record.values[label] for label in LABEL_COLUMNS],
+                }
+                for place, record in enumerate(rows, start=1)
+            ]
             answer = {
                 "sample_id": name,
                 "query_id": str(number),
@@ -132,7 +140,7 @@ def read_answers(unit: Unit) -> Iterator[FileRecord]:
                 "contexts": [],
                 "system": system,
                 "references": references,
-                "reference_types": [record.values["category_x"] for record in rows],
+                "reference_types": kinds,
             }
             yield FileRecord(answer, row=rows[0].row)
 
@@ -310,7 +318,7 @@ def read_results(unit: Unit) -> Iterator[FileRecord]:
     results.
     """
     value = json_or(read_text(unit), None)
-    results = value.get(RESULTS) if isinstance(value, dict) else None
+    results = object_of(value).get(RESULTS)
     if not isinstance(results, list):
         raise UnreadableFileError("no JSON object with a list `results`. Give an unchanged file of RAGChecker")
     for row, result in enumerate(results, start=1):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-from untold.udfs.samples.values import finite, first_of, id_of, load_json, text_of
+from untold.udfs.samples.values import finite, first_of, id_of, load_json, object_of, text_of
 
 # The fields of aspects and references. Weights and other explanations do not apply to aspects
 ASPECT_FIELDS = ("id", "text", "labels")
@@ -147,7 +147,7 @@ def text_field(value: Any, what: str) -> str | None:
 
 
 def _item(name: str, text: str, item: Any, where: str) -> Item:
-    known: Mapping[str, Any] = item if isinstance(item, dict) else {}
+    known = object_of(item)
     anchor = text_field(known.get("anchor"), f"anchor of {where}")
     covered_by = _texts(known.get("covered_by"), f"covered_by of {where}")
     if covered_by is not None and None in covered_by:
@@ -235,7 +235,7 @@ def normalise_rubric(value: Any) -> list[dict[str, Any]] | None:
 
 
 def _criterion(place: int, name: str, text: str, item: Any) -> dict[str, Any]:
-    known: Mapping[str, Any] = item if isinstance(item, dict) else {}
+    known = object_of(item)
     where = f"criterion {place}"
     if not text.strip():
         raise ValueError(f"{where} has no text")

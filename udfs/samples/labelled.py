@@ -48,7 +48,8 @@ def _claims(name: str, system: str, record: FileRecord) -> Iterator[FileRecord]:
     facts = [fact for sentence in sentences for fact in sentence.get("human-atomic-facts") or []]
     for place, fact in enumerate(facts, start=1):
         if label := VERDICTS.get(fact.get("label")):
-            yield FileRecord(data_sets.labelled_claim(name, place, query, system, fact.get("text"), [], label))
+            claim = {"claim": fact.get("text"), "evidence": [], "label": label}
+            yield FileRecord(data_sets.labelled_claim(name, place, query=query, system=system, **claim))
 
 
 # The required columns of claims as samples. No code reads the query of a claim

@@ -8,8 +8,8 @@ from typing import Any
 
 from untold.udfs.samples.file_records import RowError
 from untold.udfs.samples.items import WEIGHTS
-from untold.udfs.samples.tool_files import ASKED, Names, Values, find_text, object_of, opened, under_our_names
-from untold.udfs.samples.values import first_of
+from untold.udfs.samples.tool_files import ASKED, Names, Values, find_text, opened, under_our_names
+from untold.udfs.samples.values import first_of, object_of
 
 # HealthBench and ResearchRubrics have prompt and rubrics; ProfBench has a task_id too
 NAMES: Names = {
@@ -164,10 +164,12 @@ def deepresearch_articles(row: Values, _: int) -> Iterator[Values]:
     pages, extracted = opened(values.pop("citations_deduped", None)), values.pop("citations", None)
     if isinstance(pages, Mapping):
         texts = {url: one.get("url_content") for url, one in pages.items() if isinstance(one, Mapping)}
-        pages = {url: text for url, text in texts.items() if isinstance(text, str) and text.strip()}
         # FACT could not scrape some pages
-        scraped = {url: text for url, text in pages.items() if not text.startswith("scrape failed:")}
-        values["contexts"] = [{"id": url, "text": text} for url, text in scraped.items()]
+        values["contexts"] = [
+            {"id": url, "text": text}
+            for url, text in texts.items()
+            if isinstance(text, str) and text.strip() and not text.startswith("scrape failed:")
+        ]
     yield {**values, **({} if extracted is None else {"extracted": extracted})}
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from untold.udfs.arrow import ROWS_PER_BATCH
+from untold.udfs.arrow import ROWS_PER_BATCH, slices
 from untold.udfs.samples import file_records
 from untold.udfs.samples.conversion import CONTEXT_NAMES, SEGMENTS, is_python_list, read_python_list
 from untold.udfs.samples.file_records import READERS, FileRecord, RowError, Unit, UnreadableFileError, converted
 from untold.udfs.samples.files import open_file
-from untold.udfs.samples.values import finite, json_or, text_of
+from untold.udfs.samples.values import finite, json_or, object_of, text_of
 
 Values = Mapping[str, Any]
 
@@ -264,7 +264,7 @@ def _attribute(values: Values, name: str) -> Any:
         return [items[place] for place in sorted(items)]
     value: Any = attributes
     for part_of_name in name.split("."):
-        value = value.get(part_of_name) if isinstance(value, Mapping) else None
+        value = object_of(value).get(part_of_name)
     return value
 
 
@@ -326,11 +326,6 @@ def openai_evals(values: Values) -> Iterator[Span]:
 def _ideal(value: Any) -> Any:
     """Return the wanted answer, or the first one of several."""
     return value[0] if isinstance(value, list) and value else value
-
-
-def object_of(value: Any) -> Values:
-    """Return a value that is an object, and an empty object for any other value."""
-    return value if isinstance(value, Mapping) else {}
 
 
 def _carried(values: Values, *names: str) -> dict[str, Any]:
@@ -404,8 +399,9 @@ def ragas(row: Values, _: int) -> Iterator[Values]:
 
 def _list_of_python(value: Any) -> Any:
     """Return the list in a cell of ragas' CSV, or any other value unchanged."""
-    with suppress(ValueError):
-        return read_python_list(value) if isinstance(value, str) and is_python_list(value) else value
+    if isinstance(value, str) and is_python_list(value):
+        with suppress(ValueError):
+            return read_python_list(value)
     return value
 
 
@@ -436,7 +432,7 @@ def trec_rag_answers(row: Values, number: int) -> Iterator[Values]:
 def _segments(candidate: Any) -> list[dict[str, Any]]:
     """Return a candidate as contexts. The ranked lists of the track have the id next to the segment."""
     named = object_of(candidate).get("docid")
-    inner = candidate.get("doc", candidate) if isinstance(candidate, Mapping) else candidate
+    inner = object_of(candidate).get("doc", candidate)
     return [{**one, "id": named or one["id"]} for one in documents_in(inner)]
 
 
@@ -497,5 +493,5 @@ def read_arrow(unit: Unit) -> Iterator[FileRecord]:
             raise UnreadableFileError("is not an Arrow stream. Give a folder of Dataset.save_to_disk") from None
         rows = count(1)
         for batch in batches:
-            for start in range(0, batch.num_rows, ROWS_PER_BATCH):
-                yield from file_records.records_of(batch.slice(start, ROWS_PER_BATCH), rows)
+            for part in slices(batch, ROWS_PER_BATCH):
+                yield from file_records.records_of(part, rows)

@@ -78,8 +78,13 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def object_of(value: Any) -> Mapping[str, Any]:
+    """Return a value that is an object, and an empty object for any other value."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def first_of(values: Mapping[str, Any], names: Iterable[str]) -> Any:
-    """Return the value under the first of the names that is neither missing nor NaN, None without one."""
+    """Return the first value under the names that is not null, NaN or infinite, None without one."""
     return next((values[name] for name in names if finite(values.get(name)) is not None), None)
 
 
