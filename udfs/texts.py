@@ -51,6 +51,7 @@ _COMMANDS = "abla|atural|e|earrow|eg|eq|ewcommand|ewline|exists|geq|i|leq|mid|oi
 _BREAK = re.compile(rf"(?<!\\)(?:\\r)?\\n(?!(?:{_COMMANDS})(?![a-z]))")
 # A path, or a text within code
 _NO_BREAK = re.compile(r"(?<![A-Za-z])[A-Za-z]:\\|\\[^nrt\"'*_-]|[\"`][^\"`]*\\n|\('")
+_CELL_END = re.compile(r"(?<!\\)\|")
 _STRUCK = re.compile(r"~~(?=\S)[^~\n]{1,2000}(?<=\S)~~[ \t]?")
 
 
@@ -250,6 +251,18 @@ def _pair_off(first: Sequence[str], second: Sequence[str]) -> bool:
 
 # Full-width forms included; the apostrophes make guarding reversible
 FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+
+
+def table_cells(row: str) -> list[str]:
+    r"""Return the cells of a row of a Markdown table.
+
+    >>> table_cells(r"| a | b \| c |")
+    [' a ', ' b | c ']
+    """
+    cells = _CELL_END.split(row.strip().removeprefix("|"))
+    if len(cells) > 1 and not cells[-1].strip():
+        cells.pop()
+    return [cell.replace("\\|", "|") for cell in cells]
 
 
 def escape_formula(text: str) -> str:

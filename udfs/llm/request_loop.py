@@ -45,7 +45,7 @@ from untold.udfs.llm.script import Parse, Prompting, Script, failed, script_of
 from untold.udfs.llm.store_files import SegmentWriter, completion_of
 from untold.udfs.llm.tools import MAX_ROUNDS, exchange, run_tool, trace
 from untold.udfs.llm.usage import NOTHING_USED, Usage
-from untold.udfs.stages.definitions import OutputFormat
+from untold.udfs.stages.schemas import OutputFormat
 
 # The time between two checks for unwritten rows. A finished unit is on the disk after a tenth of a second
 FLUSH_LOOK_SECONDS = 0.1

@@ -26,9 +26,10 @@ from untold.udfs.llm.tools import MAX_ROUNDS
 from untold.udfs.llm.usage import estimate_tokens
 from untold.udfs.retrieval.embedding import embedding_inputs
 from untold.udfs.stages import definition_of
-from untold.udfs.stages.definitions import OutputFormat, Unparsable, filled
+from untold.udfs.stages.definitions import Unparsable, filled
 from untold.udfs.stages.lookups import PROVIDERS, NoHitsError
 from untold.udfs.stages.non_answers import example_names
+from untold.udfs.stages.schemas import OutputFormat
 
 TOP_LOGPROBS = 10
 # A cautious estimate of the tokens of a prompt, for the rest of a context window

@@ -9,7 +9,7 @@ from itertools import pairwise, zip_longest
 from typing import Literal
 
 from untold.udfs.recall.fact_texts import Fact, fact_of, match_form, name_of, shown_form
-from untold.udfs.texts import sentence_ends, with_breaks, without_struck
+from untold.udfs.texts import sentence_ends, table_cells, with_breaks, without_struck
 
 # Two lines that begin like items make a list
 FEWEST_ITEMS = 2
@@ -40,7 +40,6 @@ _NUMBER = re.compile(r"(?<![\w.,])(?P<number>\d{1,3})\.\s")
 _HEADING = re.compile(r"#{1,6}\s|(?P<bold>\*\*\*?|__)(?!\s)[^*_]+(?P=bold)[:.]?$")
 _RULE = re.compile(r"[-*_=~]{3,}|`{3,}\w*")
 _COLUMNS = re.compile(r"\|?(?:\s*+:?-++:?\s*+\|)++(?:\s*+:?-++:?)?")
-_CELL_END = re.compile(r"(?<!\\)\|")
 _EMPHASIS = "*_ "
 
 
@@ -255,10 +254,7 @@ def _rows(table: Sequence[str]) -> Iterator[ListItem]:
 
 def _cells(row: str) -> list[str]:
     """Return the cells of a row in their shown form, without bold type."""
-    cells = _CELL_END.split(row.strip().removeprefix("|"))
-    if len(cells) > 1 and not cells[-1].strip():
-        cells.pop()
-    return [shown_form(cell.replace("\\|", "|")).strip(_EMPHASIS) for cell in cells]
+    return [shown_form(cell).strip(_EMPHASIS) for cell in table_cells(row)]
 
 
 def _numbered_parts(text: str) -> ListItems | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-from untold.udfs.ratings import Digit, leaves, with_leaves
+from untold.udfs.ratings import Digit, with_leaves
 from untold.udfs.stages import reading
 from untold.udfs.stages.definitions import Parser, Refused, Unparsable
 from untold.udfs.stages.forms import field_key, find_records, get_field, undecorated
@@ -148,7 +148,7 @@ def reader(read: Parser, *, is_text: bool = False, may_be_code: bool = False, re
             raise Unparsable("a call of a tool in place of an answer")
         unquoted = _unquoted(text)
         row = _read_final(unquoted, variables, read_without_thoughts, is_text=is_text)
-        texts = [leaf for leaf in leaves(row) if isinstance(leaf, str)]
+        texts = list(texts_of([row]))
         if not may_be_code and any(map(_MARKUP.search, texts)) and not any(map(_MARKUP.search, own)):
             raise Unparsable("markup in place of a text")
         last = [line for line in text.split("\n") if line.strip() and not reading.is_fence(line)][-1:]

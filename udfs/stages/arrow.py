@@ -17,12 +17,12 @@ from untold.udfs.llm.keys import CLASSIFYING, Stage
 from untold.udfs.llm.templates import compile_prompt
 from untold.udfs.llm.text_models import pair_texts
 from untold.udfs.llm.usage import estimate_tokens
-from untold.udfs.ratings import leaves, weigh, with_leaves
+from untold.udfs.ratings import weigh, with_leaves
 from untold.udfs.retrieval.embedding import embedding_inputs, normalised
 from untold.udfs.stages import MASKS, definition_of
 from untold.udfs.stages import UNASKED as UNASKED
 from untold.udfs.stages.definitions import ExtractedItem, StageDefinition, Unparsable, read_as
-from untold.udfs.stages.non_answers import example_names
+from untold.udfs.stages.non_answers import example_names, texts_of
 
 LEAKED = "leaked_example"
 TOKENS = "tokens"  # the estimated tokens of a request's prompt
@@ -54,7 +54,7 @@ def mask_columns(batches: Iterator[pa.RecordBatch], stage: Stage, names: tuple[s
     for batch in batches:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         found = {name: columns[name].to_pylist() for name in names}
-        texts = list(dict.fromkeys(leaf for leaf in leaves(found) if isinstance(leaf, str)))
+        texts = list(dict.fromkeys(texts_of(found.values())))
         masked = list(MASKS[mask].function(texts)) if texts else []
         if len(masked) != len(texts) or not all(isinstance(one, str) for one in masked):
             raise MaskError(f"llm.mask: {mask} does not return one text for each of {len(texts):,} texts")

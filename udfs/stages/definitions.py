@@ -11,8 +11,7 @@ from untold.udfs.errors import Refused as Refused
 from untold.udfs.errors import Unparsable as Unparsable
 from untold.udfs.stages.non_answers import leaked_names, texts_of, without_leaked
 from untold.udfs.stages.reading import first_turn
-from untold.udfs.stages.schemas import OutputFormat as OutputFormat
-from untold.udfs.stages.schemas import Schema, record
+from untold.udfs.stages.schemas import OutputFormat, Schema, record
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,6 +16,7 @@ from typing import Any
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.stages import reading
 from untold.udfs.stages.definitions import Unparsable
+from untold.udfs.texts import table_cells
 
 Fields = Mapping[str, Any]
 """A record: the values of a JSON object or a table row, by `field_key` of their names."""
@@ -239,24 +240,18 @@ def find_table(text: str) -> tuple[list[Fields], str] | None:
     for place, line in enumerate(lines):
         is_row = "|" in line
         if is_row and place + 1 < len(lines) and "|" in lines[place + 1] and _TABLE_RULE.fullmatch(lines[place + 1]):
-            names = [field_key(cell) for cell in _cells(line)]
+            names = [field_key(undecorated(cell)) for cell in table_cells(line)]
             if head is not None and rows and names != head:
                 raise Unparsable("two tables")
             head = names
         elif is_row and head is not None and not _TABLE_RULE.fullmatch(line):
-            cells = _cells(line)
+            cells = list(map(undecorated, table_cells(line)))
             if len(cells) != len(head):
                 raise Unparsable("a row of a table with another number of cells than its head")
             rows.append(dict(zip(head, cells, strict=True)))
         elif not is_row:
             rest.append(line)
     return (rows, "\n".join(rest)) if head is not None else None
-
-
-def _cells(line: str) -> list[str]:
-    inner = line.strip().removeprefix("|")
-    inner = inner[:-1] if inner.endswith("|") and not inner.endswith("\\|") else inner
-    return [undecorated(cell).replace("\0", "|") for cell in inner.replace("\\|", "\0").split("|")]
 
 
 def undecorated(text: str) -> str:

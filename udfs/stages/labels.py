@@ -283,7 +283,6 @@ _ANSWER_NAME = re.compile(r"\A[\W_]{0,4}(?:final )?answer[*_]{0,2}\s?[:：][\s*_
 # `<label id="1">word</label>`
 _TAGGED = re.compile(r"<\w{1,20} \w{1,20}=[\"']?(?P<number>\d{1,4})[\"']?>(?P<label>[^<>\n]{1,60})</\w{1,20}>")
 
-
 Labelled = tuple[int | None, str | None, str]
 """The number of a text, its label and the reason for the label."""
 
@@ -385,5 +384,7 @@ def _parts(line: str, vocabulary: Vocabulary) -> list[str]:
 def _groups(lines: Sequence[str], count: int, vocabulary: Vocabulary) -> list[Labelled]:
     """Return the labels of the lines `label: 1, 3`, if they name each number once. Other numbers are counts."""
     found = [(group, vocabulary.read(group["label"])) for line in lines if (group := _GROUP.fullmatch(line))]
-    said = [(int(number), label, "") for group, label in found if label for number in group["numbers"].split(",")]
-    return [*said] if sorted(number for number, *_ in said) == list(range(1, count + 1)) else []
+    numbered = [(int(number), label) for group, label in found if label for number in group["numbers"].split(",")]
+    if sorted(number for number, _ in numbered) != list(range(1, count + 1)):
+        return []
+    return [(number, label, "") for number, label in numbered]

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from untold.udfs.ratings import leaves
+
 NONE_WORDS = frozenset(
     {
         *("none", "keine", "keiner", "keines", "nichts", "geen", "ingen", "inga", "brak", "žádné", "yok", "hiçbiri"),
@@ -93,8 +95,8 @@ _REFUSES = re.compile(
     r"|(?:i['’]m |i am )?sorry[^.\n\w]{0,4}(?:but )?(?:i|we) (?:can['’]t|cannot)[.!\s]"
     r"|(?:i|we) (?:must|have to|need to) (?:respectfully )?(?:decline|refuse)\b"
     r"|(?:this|the|your|that) (?:\w+ )?(?:content|request|prompt|input|message|query|material|conversation|text"
-    r"|response)\b[^.\n]{0,140}\b(?:violat\w*|block\w*|flagg\w*|filter\w*|prohibit\w*|harmful|unsafe|polic(?:y|ies)|guidelines"
-    r"|inappropriate|high risk|terms of (?:use|service))"
+    r"|response)\b[^.\n]{0,140}\b(?:violat\w*|block\w*|flagg\w*|filter\w*|prohibit\w*|harmful|unsafe"
+    r"|polic(?:y|ies)|guidelines|inappropriate|high risk|terms of (?:use|service))"
     r"|(?:content|usage|safety) (?:policy|filter|guidelines)[^.\n]{0,40}(?:violat\w+|triggered|block\w+)"
     r"|(?:request|response|content|prompt) (?:blocked|denied|rejected|refused|filtered|flagged)\b"
     # In other languages: an apology and a negation, or `cannot` and a word of help in the first sentence
@@ -215,8 +217,4 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 def texts_of(values: Iterable[Any]) -> Iterator[str]:
     """Yield all texts, also the texts in lists and mappings."""
-    for value in values:
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, Mapping | list | tuple):
-            yield from texts_of(value.values() if isinstance(value, Mapping) else value)
+    return (leaf for value in values for leaf in leaves(value) if isinstance(leaf, str))

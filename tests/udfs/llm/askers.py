@@ -21,7 +21,7 @@ from untold.udfs.llm.limiter import Lease, Limiter, LimiterReport, Limits
 from untold.udfs.llm.request_loop import RequestLoop
 from untold.udfs.llm.retrying import ASKED_AGAIN
 from untold.udfs.llm.store_files import SegmentWriter
-from untold.udfs.stages.definitions import OutputFormat
+from untold.udfs.stages.schemas import OutputFormat
 
 STAGE = Stage(
     name="summarise_context",

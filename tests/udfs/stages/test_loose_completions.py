@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,13 @@ ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "tests" / "udfs" / "loose_completions"  # see the README for the format
 # Limits for all completions, for all readable completions, and for the readable completions of a stage
 MOST_WRONG, LEAST_READ, LEAST_READ_OF_A_STAGE = 0.01, 0.85, 0.8
+
+
+def rows() -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Yield each completion with its stage and the number of its line."""
+    for path in sorted(FOLDER.glob("*.jsonl")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            yield path.stem, number, json.loads(line)
 
 
 def read(stage: str, row: dict[str, Any]) -> Any:
@@ -55,17 +63,15 @@ def has_open_items(said: dict[str, Any], expected: Any) -> bool:
 def outcomes() -> dict[str, Counter[str]]:
     """The number of outcomes of each stage: `right`, `again`, `wrong` and `nothing`, with the lines of the wrong."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
-    for path in sorted(FOLDER.glob("*.jsonl")):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            row = json.loads(line)
-            said, expected = read(path.stem, row), plain(row["expected"])
-            is_readable = expected not in (None, "refused")
-            if said in (None, "refused"):
-                found[path.stem]["again" if is_readable else "nothing"] += 1
-            elif said != expected and has_open_items(said, expected):
-                found[path.stem]["again"] += 1
-            else:
-                found[path.stem]["right" if said == expected else f"wrong in line {number}"] += 1
+    for stage, number, row in rows():
+        said, expected = read(stage, row), plain(row["expected"])
+        is_readable = expected not in (None, "refused")
+        if said in (None, "refused"):
+            found[stage]["again" if is_readable else "nothing"] += 1
+        elif said != expected and has_open_items(said, expected):
+            found[stage]["again"] += 1
+        else:
+            found[stage]["right" if said == expected else f"wrong in line {number}"] += 1
     return found
 
 
@@ -84,12 +90,7 @@ def test_most_readable_completions_are_read_at_the_first_attempt(outcomes: dict[
 
 
 def test_no_refusal_is_read_as_an_answer() -> None:
-    rows = [
-        (path.stem, json.loads(line))
-        for path in sorted(FOLDER.glob("*.jsonl"))
-        for line in path.read_text(encoding="utf-8").splitlines()
-    ]
-    refusals = [(stage, row) for stage, row in rows if row["expected"] == "refused"]
+    refusals = [(stage, row) for stage, _, row in rows() if row["expected"] == "refused"]
 
     assert len(refusals) > len(STAGES)
     assert [(stage, row["completion"]) for stage, row in refusals if read(stage, row) not in (None, "refused")] == []
