@@ -92,9 +92,10 @@ class UnmeasuredError(UserError):
 def sweep(output: str, betas: Sequence[float] = BETAS, seed: int = 0) -> list[dict[str, Any]]:
     """Write the table `beta_sweep` and two pictures into the output of a run, and return the rows of the table.
 
-    The rows of all samples (system null) come first, and then the rows of each system by name, with ascending betas.
-    Means and intervals include only samples with a defined ICAT (methods, section 11). Raises UnmeasuredError for a run
-    without the metric, and UnreadableRunError for a folder without a run that has ended.
+    The run has the metric icat. The rows of all samples (system null) come first, and then the rows of each system by
+    name, with ascending betas. Means and intervals include only samples with a defined ICAT (methods, section 11).
+    Raises UnmeasuredError for a run without the metric, and UnreadableRunError for a folder without a run that has
+    ended.
     """
     run = open_run(output)
     pairs: dict[str | None, Pairs] = defaultdict(Counter)
@@ -111,11 +112,12 @@ def sweep(output: str, betas: Sequence[float] = BETAS, seed: int = 0) -> list[di
 def curve(output: str, seed: int = 0, ks: Sequence[int] = ()) -> list[dict[str, Any]]:
     """Write the table `recall_curve` and two pictures into the output of a run, and return the rows of the table.
 
-    `ks` are the values of K of R@K and F1@K of claims, by default the median number of claims of a response. The rows
-    of all samples (system null) come first, and then the rows of each system by name. Each has the rankings combined,
-    relevance, salience, contexts, claims (R@K) and claims_f1 (F1@K) with ascending k. Means and intervals include only
-    samples with a defined value (methods, sections 12 and 16). Raises UnmeasuredError for a run without the metrics,
-    and UnreadableRunError for a folder without a run that has ended.
+    The run has the metric importance, rag or icat. `ks` are the values of K of R@K and F1@K of claims, by default the
+    median number of claims of a response. The rows of all samples (system null) come first, and then the rows of each
+    system by name. Each has the rankings combined, relevance, salience, contexts, claims (R@K) and claims_f1 (F1@K)
+    with ascending k. Means and intervals include only samples with a defined value (methods, sections 12 and 16).
+    Raises UnmeasuredError for a run without the metrics, and UnreadableRunError for a folder without a run that has
+    ended.
     """
     run = open_run(output)
     values: dict[Point, Counter[float]] = defaultdict(Counter)

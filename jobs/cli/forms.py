@@ -136,8 +136,8 @@ def _calibrate(options: Options) -> int:
     with arguments.display() as display:
         for line in unpriced_models(one.request for one in variants):
             display.note(line)
-        output, how = arguments.absolute(options.output), {"least": options.kappa, "overwrite": options.overwrite}
-        ended = calibrate(variants, output, display, **how)
+        output = arguments.absolute(options.output)
+        ended = calibrate(variants, output, display, least=options.kappa, overwrite=options.overwrite)
 
     def show() -> None:
         if options.json or ended.rows:

@@ -63,8 +63,10 @@ def fact_edges(
         if first is None or second is None or first == second:
             continue
         forth, back = ENTAILMENTS.get(row["relation"], (False, False))
-        edges |= {(first, second, ENTAILS)} if forth else set()
-        edges |= {(second, first, ENTAILS)} if back else set()
+        if forth:
+            edges.add((first, second, ENTAILS))
+        if back:
+            edges.add((second, first, ENTAILS))
         if row["relation"] in CONTRADICTIONS:
             edges.add((min(first, second), max(first, second), CONTRADICTS))
     return alone, sorted(edges)

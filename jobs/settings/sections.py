@@ -128,9 +128,14 @@ class EndpointSettings(SetFieldsSection, SendingSettings):
 
 def _check_distinct(value: list[EndpointSettings]) -> list[EndpointSettings]:
     """Raise ValueError if two endpoints are the same. Two accounts or two routes of one address are two endpoints."""
-    sent = [json.dumps([one.extra_headers, one.extra_query], sort_keys=True) for one in value]
-    fields = [(one.base_url, one.model, one.api_key_env, one.api_key_command) for one in value]
-    if len(set(zip(fields, sent, strict=True))) < len(value):
+    distinct = {
+        (
+            *(one.base_url, one.model, one.api_key_env, one.api_key_command),
+            json.dumps([one.extra_headers, one.extra_query], sort_keys=True),
+        )
+        for one in value
+    }
+    if len(distinct) < len(value):
         raise ValueError("a list of endpoints that differ in base_url, model, api_key_env, headers or query parameters")
     return value
 

@@ -404,8 +404,8 @@ def bank_points(scores: BankScores, default: BoolArray) -> Points:
             ):
                 # A unit with fixed points excludes no comparison
                 strict, lax = (
-                    (np.where(units, points, part[0]), np.where(units, 0, part[1]))
-                    for part, points in zip((strict, lax), fixed, strict=True)
+                    (np.where(units, points, scored), np.where(units, 0, excluded))
+                    for points, (scored, excluded) in zip(fixed, (strict, lax), strict=True)
                 )
         # The mean of strict / 60 and lax / 60 is (strict + lax) / 120
         both = np.where((strict[0] < 0) | (lax[0] < 0), -1, strict[0] + lax[0])

@@ -404,6 +404,7 @@ def nugget_rows(assigned: Mapping[str, Sequence[Row]], score: str, *, clustered:
         pairs = [(row[PEOPLE], row[JUDGE]) for row in rows]
         owners = [row["topic" if clustered else "sample_id"] for row in rows]
         agreements = verdict_rows(NUGGET_AGREEMENTS, SUPPORTS, pairs, owners, seed=seed)
+        # Rankings have levels of their own
         found += [{"model": model, "level": BY_ITEM, **row} for row in (*agreements, *_rankings(rows, score, seed))]
     return whole_rows(found, dataset=NUGGETS, metric=NUGGETS)
 

@@ -140,7 +140,7 @@ class DatedScores:
                 with measured as (
                     unpivot (select *, {_VALUES} from now)
                     on {", ".join(f"value_{name} as {name}" for name in MEASURES)} into name measure value value)
-                select {place}, hash(level, metric, case when level = 'system' then system end, measure),
+                select {place}, {_hash("level", "metric", "case when level = 'system' then system end", "measure")},
                     sample, asked, value
                 from measured"""
         )
@@ -235,11 +235,16 @@ _POINTS = f"""select level, metric, system, count(*) as n, {_COUNTS}, favg(score
     having level = '{SYSTEM}' or system is null"""
 
 
+def _hash(*names: str) -> str:
+    """Return SQL for the key of a series: its level, metric, system and measure."""
+    return f"hash({', '.join(names)})"
+
+
 def _within(series: Series, dates: DateRange) -> str:
     """Return SQL that is true for the scores of a series on these dates."""
     given = (series.level, series.metric, series.system, series.measure)
-    names = ", ".join("null" if name is None else quoted(name) for name in given)
-    return f"series = hash({names}) and place between {dates.first} and {dates.last}"
+    names = ("null" if name is None else quoted(name) for name in given)
+    return f"series = {_hash(*names)} and place between {dates.first} and {dates.last}"
 
 
 def _means(key: str, where: str) -> str:

@@ -358,6 +358,7 @@ def compare_pairs(systems: Rows, differences: Mapping[tuple[str, ...], Clusters]
     for system in systems:
         ranked[system["metric"]].append(system["system"])
     pairs = [(metric, *pair) for metric, names in ranked.items() for pair in combinations(names, 2)]
+    # Systems without a common query
     nothing: Clusters = ([], [], [])
     clusters: list[Clusters] = []
     for metric, first, second in pairs:

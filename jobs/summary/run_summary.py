@@ -54,13 +54,14 @@ def explain_dead_stages(dead: Iterable[Row], errors: Iterable[Row]) -> list[str]
     >>> explain_dead_stages([{"stage": "match_one", "failed": 1, "requests": 4}], [])
     ['no request of match_one succeeded (1 of 4 failed)']
     """
-    by_stage, lines = {row["stage"]: row for row in errors}, []
+    frequent = {row["stage"]: row for row in errors}
+    lines = []
     for row in dead:
         stage, count = row["stage"], f"{row['failed']:,} of {row['requests']:,}"
         said = f"every request of {stage} failed ({count})"
         if row["failed"] < row["requests"]:
             said = f"no request of {stage} succeeded ({count} failed)"
-        if error := by_stage.get(stage):
+        if error := frequent.get(stage):
             times = "once" if error["count"] == 1 else f"{error['count']:,} times"
             said += f". The most frequent error ({times}): {_error(error['error_type'], error['error'])}"
         lines.append(said)
@@ -292,9 +293,9 @@ def _took(manifest: Mapping[str, Any]) -> str:
 
 
 def _prompt_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line about items that repeat the examples of prompts, and a warning about prompts that were cut.
+    """Yield a line about dropped items, which repeat the examples of prompts, and a warning about cut prompts.
 
-    Such items were dropped. The completions of a cut prompt use a part of the text.
+    The completions of a cut prompt use a part of the text.
     """
     rows = by_stage(manifest["starts"][-1].get("usage", []))
     if leaks := [f"{row['stage']} {row['leaked_example']:,}" for row in rows if row.get("leaked_example")]:
@@ -359,11 +360,11 @@ def conflict_lines(measures: Iterable[Row], page: Page) -> list[str]:
     heads = ["metric", "system", "conflicts", "both sides", "95 % interval", "one side", "95 % interval"]
     lines = []
     for key, rows in known.items():
-        shares = [{**rows[name], "n": rows[name]["defined"]} for name in (COVERAGE, ONE_SIDED)]
-        number = f"{rows[NUMBER]['mean'] * rows[NUMBER]['defined']:,.0f}"
-        lines.append(
-            [*key, number, *(text for row in shares for text in (number_text(row["mean"]), interval_text(row)))]
-        )
+        cells = [*key, f"{rows[NUMBER]['mean'] * rows[NUMBER]['defined']:,.0f}"]
+        for name in (COVERAGE, ONE_SIDED):
+            share = {**rows[name], "n": rows[name]["defined"]}
+            cells += [number_text(share["mean"]), interval_text(share)]
+        lines.append(cells)
     return _first_lines(heads, lines, page, 2, "measures_summary") if lines else []
 
 

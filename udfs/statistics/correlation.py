@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -62,8 +62,12 @@ class _Measure:
         return sums
 
 
-_MeasurePairs = tuple[_Measure, _Measure, NDArray[np.int8]]
-"""Both measures, and int8[n, n], the sign of each difference of pairs: 1 if they are concordant, -1 if discordant."""
+class _MeasurePairs(NamedTuple):
+    """Both measures, and the sign of each difference of pairs: 1 if they are concordant, -1 if discordant."""
+
+    first: _Measure
+    second: _Measure
+    signs: NDArray[np.int8]  # int8[n, n]
 
 
 def correlate(
@@ -109,6 +113,7 @@ def correlate(
             picked = random.integers(0, number, size=(some, number)) + number * np.arange(some)[:, None]
             yield np.bincount(picked.ravel(), minlength=some * number).reshape(some, number)
 
+    # The jackknife: each row of weights leaves out one cluster. Its time grows with the square of the clusters
     each = np.arange(number)
     starts = np.cumsum([0, *in_parts(number, number)]).tolist()
     left_out = join_parts(
@@ -131,7 +136,7 @@ def _from_scipy(name: str, x: FloatArray, y: FloatArray) -> tuple[float, float]:
 
 def _pair(x: FloatArray, y: FloatArray) -> _MeasurePairs:
     signs = [np.sign(side[:, None] - side[None, :]).astype(np.int8) for side in (x, y)]
-    return _side(x), _side(y), signs[0] * signs[1]
+    return _MeasurePairs(_side(x), _side(y), signs[0] * signs[1])
 
 
 def _side(values: FloatArray) -> _Measure:
@@ -171,7 +176,7 @@ def _spearman(pairs: _MeasurePairs, weights: FloatArray, sizes: Sequence[FloatAr
     middle = (weights.sum(axis=1, keepdims=True) + 1) / 2
     ranks = [np.cumsum(each, axis=1) - (each - 1) / 2 - middle for each in sizes]
     within = [(each * rank * rank).sum(axis=1) for each, rank in zip(sizes, ranks, strict=True)]
-    of_pair = ranks[0][:, pairs[0].group] * ranks[1][:, pairs[1].group]
+    of_pair = ranks[0][:, pairs.first.group] * ranks[1][:, pairs.second.group]
     spearman: FloatArray = (weights * of_pair).sum(axis=1) / np.sqrt(within[0] * within[1])
     return spearman
 
@@ -184,7 +189,7 @@ def _kendall(pairs: _MeasurePairs, weights: FloatArray, sizes: Sequence[FloatArr
     twice = np.zeros(len(weights))
     for start in range(0, weights.shape[1], SIGNS_AT_ONCE):
         part = slice(start, start + SIGNS_AT_ONCE)
-        twice += ((counts @ pairs[2][:, part].astype(np.float32)) * weights[:, part]).sum(axis=1)
+        twice += ((counts @ pairs.signs[:, part].astype(np.float32)) * weights[:, part]).sum(axis=1)
     everything = total * (total - 1)
     untied = [everything - (each * (each - 1)).sum(axis=1) for each in sizes]
     kendall: FloatArray = twice / np.sqrt(untied[0] * untied[1])
