@@ -14,6 +14,7 @@ import pytest
 from tests.fakes.model_server import ModelServer
 from tests.runs.fates import ASKED_ONCE, ATTEMPTS, ERRORS, PASSING, RETRIED, Fate, fate_of, key_of
 from tests.runs.harness import (
+    Ended,
     Row,
     expected_statements,
     make_samples,
@@ -90,14 +91,16 @@ class Case:
     samples: list[Row]
     path: Path
     output: Path
+    # The first run, with `RULES`
+    first: Ended
 
 
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
-    folder = tmp_path_factory.mktemp("faults")
+@pytest.fixture
+def case(run_here: RunHere, tmp_path: Path) -> Iterator[Case]:
     samples = make_samples(300)
+    path, output = write_samples(tmp_path / "samples.jsonl", samples), tmp_path / "out"
     with ModelServer(rules=RULES) as server:
-        yield Case(server, samples, write_samples(folder / "samples.jsonl", samples), folder / "out")
+        yield Case(server, samples, path, output, run_here(server, path, output, settings=SETTINGS))
 
 
 def _failed(output: Path) -> Counter[tuple[str, str, str]]:
@@ -151,9 +154,8 @@ def _check_usage(case: Case, expected: Expectation, before: Expectation | None) 
         assert (row["rate_limited"], row["retries"]) == (limited, calls - len(asked) - limited)
 
 
-def test_every_fault_is_accounted_for(run_here: RunHere, case: Case) -> None:
-    ended = run_here(case.server, case.path, case.output, settings=SETTINGS)
-    assert ended.code == 4, ended.err
+def test_every_fault_is_accounted_for(case: Case) -> None:
+    assert case.first.code == 4, case.first.err
     expected = expect(case.samples, RULES)
     seen = {fate.error_type for fate in expected.fates.values()}
     assert seen == {None, *ERRORS.values(), "filtered", *ASKED_ONCE, f"http_{RETRIED}"}
