@@ -133,16 +133,13 @@ def _search(options: Options) -> int:
 
 def _answer(options: Options) -> int:
     """Send the requests of a spool. Starts Ray, but not Spark."""
-    from untold.jobs.answer import AnswerRequest, answer, show_answered
+    from untold.jobs.answer import AnswerRequest, answer, answer_lines
 
     given, command = arguments.load_given(options), options.command_line
     request = AnswerRequest(**arguments.values_of(AnswerOptions, options), given=given, command=command)
 
     def show(outcome: Any, _: object) -> None:
-        if options.json:
-            arguments.print_json(asdict(outcome))
-        else:
-            show_answered(outcome)
+        arguments.print_result(options, asdict(outcome), lambda page: answer_lines(outcome, page))
 
     return arguments.run_job(answer, request, show)
 
