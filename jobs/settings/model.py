@@ -282,6 +282,10 @@ class Settings(Section):
         """
         return next((value for _, value in self if isinstance(value, section)), section())
 
+    def with_store(self, folder: str) -> Settings:
+        """Return the settings with a store in this folder, for runs that share it, unless the user has set a store."""
+        return self if self.completion_store else self.model_copy(update={"completion_store": f"{folder}/completions"})
+
     @property
     def offers_tools(self) -> bool:
         """Return True if stages may offer their tools to the model."""
