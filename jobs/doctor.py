@@ -45,7 +45,7 @@ from untold.jobs.run.connectors import find_spark
 from untold.jobs.run.error_messages import EnvironmentVariableError, explain, root_cause
 from untold.jobs.run.terminal import Page, page_of, print_lines, wrapped
 from untold.jobs.settings.loading import NoEndpointError, Resolved
-from untold.jobs.settings.model import AUTO, Settings, SettingsError
+from untold.jobs.settings.model import AUTO, Settings, SettingsError, settings_model
 from untold.jobs.settings.sections import BRAVE_URL
 from untold.udfs.errors import ENGINE, Needs, UserError, missing_modules, missing_packages, require
 from untold.udfs.llm.calls import Answer, Request
@@ -459,7 +459,8 @@ def _probe_spark(given: Any) -> str:
     from untold.jobs.inference.backends.backends import ClusterChecks
     from untold.jobs.run.session import open_session
 
-    session = open_session(Settings.model_validate_json(json.dumps(given["settings"])), "untold-doctor")
+    settings = settings_model().model_validate_json(json.dumps(given["settings"]))
+    session = open_session(settings, "untold-doctor")
     try:
         ClusterChecks(session, given["places"], given["files"]).check_executors()
         rows = session.range(1).mapInArrow(_pass_on, "id long").collect()
