@@ -21,7 +21,6 @@ from untold.jobs.inference.stage.call_settings import DEMO_LABEL, RunEndpoint
 from untold.jobs.inference.stage.engines import open_engines
 from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.inference.stage.start import RunRequest
-from untold.jobs.inputs.options import RunOptions
 from untold.jobs.inputs.samples import Samples
 from untold.jobs.metrics import METRICS, stages_of
 from untold.jobs.run import manifest
@@ -209,10 +208,9 @@ class StageCaller:
         request, settings, note = self.request, self.endpoint.settings, self.display.note
         workspace = Workspace(rows.sparkSession, f"{request.output}/{WORK}")
         workspace.remove()
-        run, options = uuid4().hex[:12], RunOptions(wait=request.wait, retry_failed=request.retry_failed)
         with (
             RunEndpoint(settings, embedded=self.endpoint.embedded, wait=request.wait, notify=note) as endpoint,
-            open_engines(settings, self.display, run, options) as engines,
+            open_engines(settings, self.display, uuid4().hex[:12], request) as engines,
         ):
             stages = {stage: bind_stage(stage, settings, embedded_model=endpoint.model_sha256)}
             store = store_of(settings, request.output)
