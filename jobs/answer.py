@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,7 @@ from untold.jobs.inference.store.compaction import answered_ids
 from untold.jobs.inputs.options import AnswerOptions
 from untold.jobs.run.locks import LockedError
 from untold.jobs.run.outcome import Ending, Interrupts
-from untold.jobs.run.terminal import Display, page_of, print_lines, table
+from untold.jobs.run.terminal import Display, Page, table
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.storage import StoragePath
@@ -165,11 +164,10 @@ class _SpoolWorker:
         self.ending = Ending(outcome.reason, error, calls, outcome.lost)
 
 
-def show_answered(outcome: AnswerOutcome) -> None:
-    """Print the usage of each stage and the next command."""
+def answer_lines(outcome: AnswerOutcome, page: Page) -> list[str]:
+    """Return the lines of the usage of each stage, and the next command."""
     if not outcome.stages:
-        print("Nothing to answer")
-        return
+        return ["Nothing to answer"]
     rows = [
         [
             stage,
@@ -178,6 +176,5 @@ def show_answered(outcome: AnswerOutcome) -> None:
         ]
         for stage, used in outcome.stages.items()
     ]
-    print_lines(table(["stage", "answered", "failed", "calls", "tokens", "cost"], rows, page_of(sys.stdout), names=1))
-    if not outcome.left:
-        print("next: start the run again that wrote these requests")
+    next_command = [] if outcome.left else ["next: start the run again that wrote these requests"]
+    return [*table(["stage", "answered", "failed", "calls", "tokens", "cost"], rows, page, names=1), *next_command]

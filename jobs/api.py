@@ -225,7 +225,7 @@ class Session:
             asked = self._request(path, metrics, output, how)
             request = replace(
                 asked,
-                output=asked.output or self._next_output(),
+                output=asked.output or f"{self._folder}/run-{next(self._numbers)}",
                 overwrite=overwrite,
                 retry_failed=retry_failed,
                 wait=wait,
@@ -311,7 +311,8 @@ class Session:
             input=path,
             output="" if output is None else absolute(os.fspath(output)),
             metrics=check_metrics(metrics),
-            settings=self._settings_with_store(output),
+            # All calls without `output` share a store
+            settings=self.settings.with_store(self._folder) if output is None else self.settings,
             embedded=self._resolved.embedded,
             format=how.get("format"),
             limit=how.get("limit"),
@@ -329,16 +330,6 @@ class Session:
             return
         with tempfile.TemporaryDirectory(prefix="untold-samples-") as folder:
             yield write_frame(samples, folder)
-
-    def _next_output(self) -> str:
-        """Return a new temporary folder for the tables of a call without `output`."""
-        return f"{self._folder}/run-{next(self._numbers)}"
-
-    def _settings_with_store(self, output: str | os.PathLike[str] | None) -> Settings:
-        """Return the settings with a common store for all calls without `output`."""
-        if output is not None or self.settings.completion_store:
-            return self.settings
-        return self.settings.model_copy(update={"completion_store": f"{self._folder}/completions"})
 
 
 def display_for(progress: Callable[[Mapping[str, Any]], None] | None) -> Display:

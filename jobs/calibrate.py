@@ -76,7 +76,7 @@ def calibrate(forms: Sequence[Variant], folder: str, display: Display, *, least:
     first = forms[0].request
     settings, metric = first.settings, first.metrics[0]
     given = {"path": first.input, "draw": None if first.draw is None else vars(first.draw), "limit": first.limit}
-    with Output(folder, (TABLE,), overwrite, inputs=[first.input], store=first.store) as output:
+    with Output(folder, (TABLE,), overwrite, inputs=[first.input], store=first.store, lock=first.lock) as output:
         output.claim({"dataset": "calibrate", "input": json.dumps(given), "metrics": [metric]})
         output.begin(shown(settings), input=given, forms={form.name: list(form.settings) for form in forms})
         with open_held(settings, display, first.small) as held:

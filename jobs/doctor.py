@@ -45,7 +45,7 @@ from untold.jobs.run.connectors import find_spark
 from untold.jobs.run.error_messages import EnvironmentVariableError, explain, root_cause
 from untold.jobs.run.terminal import Page, page_of, print_lines, wrapped
 from untold.jobs.settings.loading import NoEndpointError, Resolved
-from untold.jobs.settings.model import AUTO, Settings, SettingsError
+from untold.jobs.settings.model import AUTO, Settings, SettingsError, settings_model
 from untold.jobs.settings.sections import BRAVE_URL
 from untold.udfs.errors import ENGINE, Needs, UserError, missing_modules, missing_packages, require
 from untold.udfs.llm.calls import Answer, Request
@@ -120,23 +120,23 @@ def check_all(load: Callable[[], Resolved], needs: Mapping[str, Needs]) -> Itera
     yield _check_python()
     yield from check_packages(needs)
     if find_spec("pyspark"):
-        yield _try("PySpark", lambda: str(find_spark()))
+        yield _try("PySpark", find_spark)
     if missing_modules(ENGINE):
         yield from check_disk(None)
         return
     from untold.jobs.run.session import check_java
 
-    resolved, problem = _load(load)
-    settings = resolved.settings if resolved else Settings()
+    resolved = _load(load)
+    settings = resolved.settings if isinstance(resolved, Resolved) else Settings()
     java = _within("Java", QUICK_SECONDS, partial(_try, "Java", check_java))
     yield java
     spark = check_spark(settings) if java.state == OK else CheckResult(WARN, "Spark", "not checked: it needs Java")
     yield spark
     ray = check_ray(settings)
     yield ray
-    if problem is not None:
-        yield problem
-    if resolved is not None:
+    if isinstance(resolved, CheckResult):
+        yield resolved
+    else:
         yield from _check_templates(settings)
         try:
             check_network(addresses_of(settings))
@@ -153,15 +153,15 @@ def check_all(load: Callable[[], Resolved], needs: Mapping[str, Needs]) -> Itera
     yield from check_disk(settings.completion_store)
 
 
-def _load(load: Callable[[], Resolved]) -> tuple[Resolved | None, CheckResult | None]:
+def _load(load: Callable[[], Resolved]) -> Resolved | CheckResult:
     """Return the settings, or the result of their failure. Without an endpoint, the machine can still be checked."""
     try:
-        return load(), None
+        return load()
     # A subclass of SettingsError
     except NoEndpointError as error:
-        return None, CheckResult(WARN, "endpoint", str(error))
+        return CheckResult(WARN, "endpoint", str(error))
     except SettingsError as error:
-        return None, CheckResult(FAIL, "settings", "; ".join(str(error).splitlines()))
+        return CheckResult(FAIL, "settings", "; ".join(str(error).splitlines()))
 
 
 def _within(about: str, seconds: float, check: Callable[[], CheckResult]) -> CheckResult:
@@ -194,25 +194,19 @@ def check_packages(needs: Mapping[str, Needs]) -> Iterator[CheckResult]:
         yield CheckResult(WARN if line else OK, "packages", text)
 
 
-def _try(about: str, use: Callable[[], str]) -> CheckResult:
+def _try(about: str, use: Callable[[], object]) -> CheckResult:
     """Check that a call raises no UserError. It returns the text of the result."""
     try:
-        return CheckResult(OK, about, use())
+        return CheckResult(OK, about, str(use()))
     except UserError as error:
         return CheckResult(FAIL, about, str(error))
 
 
 def _check_templates(settings: Settings) -> Iterator[CheckResult]:
     """Check the templates of all stages. Each invalid template is a failure."""
-    wrong = 0
-    for stage in STAGES:
-        try:
-            checked_template(stage, settings)
-        except UserError as error:
-            wrong += 1
-            yield CheckResult(FAIL, "template", str(error))
-    if not wrong:
-        yield CheckResult(OK, "templates", f"all {len(STAGES)} can be filled in")
+    tried = [_try("template", partial(checked_template, stage, settings)) for stage in STAGES]
+    wrong = [one for one in tried if one.state == FAIL]
+    yield from wrong or [CheckResult(OK, "templates", f"all {len(STAGES)} can be filled in")]
 
 
 def _check_model(resolved: Resolved) -> Iterator[CheckResult]:
@@ -465,7 +459,8 @@ def _probe_spark(given: Any) -> str:
     from untold.jobs.inference.backends.backends import ClusterChecks
     from untold.jobs.run.session import open_session
 
-    session = open_session(Settings.model_validate_json(json.dumps(given["settings"])), "untold-doctor")
+    settings = settings_model().model_validate_json(json.dumps(given["settings"]))
+    session = open_session(settings, "untold-doctor")
     try:
         ClusterChecks(session, given["places"], given["files"]).check_executors()
         rows = session.range(1).mapInArrow(_pass_on, "id long").collect()

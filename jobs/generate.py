@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.call_settings import RunEndpoint
-from untold.jobs.inference.stage.requests import has_failed, invalid_rows, is_unasked
+from untold.jobs.inference.stage.requests import failure_rows, has_failed, invalid_rows, is_unasked
 from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.inference.stage.start import Outcome, RunRequest, Start, open_endpoint, open_start
 from untold.jobs.inputs.options import GenerateOptions
@@ -30,7 +30,7 @@ from untold.jobs.run_tables import place_of_table
 from untold.jobs.settings.loading import Resolved, SystemsError
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.templates import explain_profile
-from untold.jobs.tables import FAILURES, USAGE
+from untold.jobs.tables import USAGE
 from untold.udfs.llm.keys import Stage
 from untold.udfs.redaction import redact
 
@@ -247,9 +247,7 @@ def make_failures(answers: DataFrame, invalid: DataFrame, system: str) -> DataFr
 
     answers: sample_id (of the question), request_id, error_type, error. invalid: sample_id, error.
     """
-    own = {"metric": F.lit(None).cast("string"), "stage": F.lit(STAGE)}
-    failed = answers.where(has_failed()).withColumns(own).select(*FAILURES.names)
-    both = failed.unionByName(invalid_rows(invalid))
+    both = failure_rows(None, STAGE, answers).unionByName(invalid_rows(invalid))
     return both.withColumn("sample_id", _sample_id("sample_id", system))
 
 

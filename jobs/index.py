@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.inference.stage.bindings import bind_stage
-from untold.jobs.inference.stage.requests import invalid_rows
+from untold.jobs.inference.stage.requests import failure_rows, invalid_rows
 from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.inference.stage.start import Outcome, RunRequest, Start, open_endpoint, open_start
 from untold.jobs.inputs.checking import describe_left_out
@@ -41,7 +41,6 @@ from untold.jobs.run_tables import place_of_table
 from untold.jobs.tables import FAILURES, HITS
 from untold.udfs.redaction import redact
 from untold.udfs.retrieval.index_table import TABLE, Catalog
-from untold.udfs.stages.arrow import UNASKED
 from untold.udfs.storage import StoragePath
 
 TABLES = ("failures", "usage")
@@ -248,7 +247,8 @@ def _search_file(run: _Searching) -> Outcome:
     asked, invalid = steps.keep(queries, "asked"), steps.keep(found.invalid, "invalid")
     hits, lost = run.hits(asked)
     start.engines.process.leave()
-    return _finish_search(run, hits, steps.keep(_failures(lost, invalid), "failures"))
+    failures = failure_rows(None, STAGE, lost, "query_id").unionByName(invalid_rows(invalid))
+    return _finish_search(run, hits, steps.keep(failures, "failures"))
 
 
 def _identity(run: _Searching, content: str) -> Mapping[str, Any]:
@@ -275,15 +275,6 @@ def _finish_search(run: _Searching, hits: DataFrame, failures: DataFrame) -> Out
     lost = counts["failures"]
     statuses = {"ok": before["queries"] - lost, "failed": before["invalid"] + lost}
     return start.end([run.runner], {**counts, "hits": rows["hits"], "statuses": statuses})
-
-
-def _failures(lost: DataFrame, invalid: DataFrame) -> DataFrame:
-    """Return the rows of `failures`: queries without a vector, and invalid rows."""
-    null = F.lit(None).cast("string")
-    own = {"sample_id": F.col("query_id"), "metric": null, "stage": F.lit(STAGE)}
-    failed = lost.where(F.col("error_type") != UNASKED)
-    without = failed.select(*[own.get(name, F.col(name)).alias(name) for name in FAILURES.names])
-    return without.unionByName(invalid_rows(invalid))
 
 
 def show_hits(outcome: Outcome, request: SearchRequest, *, as_json: bool) -> None:

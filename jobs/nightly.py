@@ -69,8 +69,8 @@ class NightlyRequest(NightlyOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DateResult:
-    """The result of a date.
+class DateResult(Outcome):
+    """The outcome of a date, with the manifest of its output.
 
     `status` is `done` for a date that was complete before, `empty` without input, `refused` for a date that could not
     start, `waiting` if another date ended the command first, and otherwise the status of the manifest. `ran` is True
@@ -80,8 +80,6 @@ class DateResult:
     date: str
     status: str
     exit_code: int = 0
-    manifest: Manifest = field(default_factory=dict)
-    message: str | None = None
     ran: bool = False
     # True if files were added or changed after the date was complete
     input_changed: bool = False
@@ -219,15 +217,9 @@ def _done(request: NightlyRequest, day: str, earlier: Manifest, changed: bool) -
     settings = request.night.settings
     missed = miss_messages(earlier, settings)
     code = Ending().exit_code(earlier["counts"]["statuses"], settings.fail_on_error, missed)
-    ended = Outcome(exit_code=code, manifest=earlier, message="\n".join(missed) or None).apply_thresholds(request.bars)
-    return DateResult(
-        date=day,
-        status="done",
-        exit_code=ended.exit_code,
-        manifest=earlier,
-        message=ended.message,
-        input_changed=changed,
-    )
+    told = "\n".join(missed) or None
+    ended = DateResult(date=day, status="done", exit_code=code, manifest=earlier, message=told, input_changed=changed)
+    return ended.apply_thresholds(request.bars)
 
 
 def _refused(day: str, error: Exception) -> DateResult:
@@ -370,8 +362,7 @@ def show_nights(found: BackfillResult, request: NightlyRequest) -> None:
     """Print one line per date, and a table of several dates, or the summary of a single date that ran."""
     nights = found.nights
     if len(nights) == 1 and nights[0].ran:
-        asked = request.of(request.dates[0])
-        show_summary(Outcome(exit_code=nights[0].exit_code, manifest=nights[0].manifest), asked)
+        show_summary(nights[0], request.of(request.dates[0]))
         print()
     lines = [night.line for night in nights]
     if found.file is not None:

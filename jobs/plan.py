@@ -21,7 +21,6 @@ from untold.jobs.inference.stage.expected_usage import (
     Lookup,
     Outputs,
     RepeatedCall,
-    Tallies,
     keep,
     read_figures,
 )
@@ -88,7 +87,7 @@ def plan(
         # Scorings with equal stages share requests
         if not planners or planners[-1].stages is not bound:
             panel = bind_panel(request.metrics, settings, bound)
-            planners.append(Planner(spark, bound, request.store or None, request.retry_failed, panel))
+            planners.append(Planner(Lookup(spark, request.store or None, request.retry_failed), bound, panel))
         for metric in request.metrics:
             planners[-1].add(METRICS[metric], chosen, settings)
     rows = [row for planner in planners for row in planner.rows()]
@@ -127,19 +126,15 @@ class Planner:
     expected requests of stages that depend on missing completions.
     """
 
-    spark: SparkSession
+    lookup: Lookup
     stages: Mapping[str, Stage]
-    store: str | None
-    retry_failed: bool = False
     panel: Panel = field(default_factory=dict)
-    tallies: Tallies = field(default_factory=Tallies)
     _planned: list[_Planned] = field(default_factory=list)
-    _before: EarlierRequests = field(default_factory=EarlierRequests)
 
-    def add(self, metric: Metric, samples: DataFrame, settings: Settings, name: str | None = None) -> None:
-        """Plan a metric. Requests of earlier metrics count as reused. `name` is the metric in the rows."""
-        planned = _Planned(name or metric.name, metric, samples, metric.assume(settings))
-        tools = self._tools(planned, planned.assumed.results, self._before)
+    def add(self, metric: Metric, samples: DataFrame, settings: Settings) -> None:
+        """Plan a metric. Requests of earlier metrics count as reused."""
+        planned = _Planned(metric, samples, metric.assume(settings))
+        tools = PlanningTools(planned, self.stages, self.lookup, planned.assumed.results, panel=self.panel)
         planned.calls = tools.run()
         self._planned.append(planned)
 
@@ -148,14 +143,14 @@ class Planner:
         open_stages = any(call.tally["missing"] for planned in self._planned for call in planned.calls)
         figures: Mapping[str, Figures | None] = {}
         if open_stages:
-            figures = read_figures(self.spark, self.store, self.stages)
-            before = EarlierRequests()
+            figures = read_figures(self.lookup.spark, self.lookup.place, self.stages)
+            lookup = replace(self.lookup, before=EarlierRequests())
             for planned in self._planned:
-                planned.expected_calls = self._expected_calls(planned, figures, before)
+                planned.expected_calls = self._expected_calls(planned, figures, lookup)
         return [row for planned in self._planned for row in one_a_stage(planned.rows(figures))]
 
     def _expected_calls(
-        self, planned: _Planned, figures: Mapping[str, Figures | None], before: EarlierRequests
+        self, planned: _Planned, figures: Mapping[str, Figures | None], lookup: Lookup
     ) -> Sequence[ExpectedCall]:
         """Return the calls of a metric with average completions.
 
@@ -168,27 +163,16 @@ class Planner:
         unknown = [name for name in planned.stages if name not in known and name not in LOOKUPS]
         if len(given) == len(planned.calls) or planned.assumed.expected is None or unknown:
             for call in planned.calls:
-                before.add(call)
+                lookup.before.add(call)
             return planned.calls
-        return self._tools(planned, planned.assumed.expected(known), before, given, known).run()
-
-    def _tools(
-        self,
-        planned: _Planned,
-        outputs: Outputs,
-        before: EarlierRequests,
-        given: Sequence[ExpectedCall] = (),
-        figures: Mapping[str, Figures] | None = None,
-    ) -> PlanningTools:
-        lookup = Lookup(self.spark, self.tallies, self.store, self.retry_failed, before)
-        return PlanningTools(planned, self.stages, lookup, outputs, given, figures, self.panel)
+        outputs = planned.assumed.expected(known)
+        return PlanningTools(planned, self.stages, lookup, outputs, given, known, self.panel).run()
 
 
 @dataclass
 class _Planned:
     """A metric in a plan: its assumptions, and its calls of stages as counted and as expected."""
 
-    name: str
     metric: Metric
     samples: DataFrame
     assumed: Assumptions
@@ -217,7 +201,7 @@ class _Planned:
         settings, to_ask, stage = call.settings or self.assumed.settings, call.tally["asked"], call.stage
         tokens = {"prompt_tokens": call.prompt_tokens, "completion_tokens": to_ask * completion_limit(stage)}
         return {
-            "metric": self.name,
+            "metric": self.metric.name,
             "stage": stage.name,
             "requests": call.tally["total"],
             "exact": exact and not (stage.name in self.assumed.at_most and to_ask),

@@ -133,16 +133,13 @@ def _search(options: Options) -> int:
 
 def _answer(options: Options) -> int:
     """Send the requests of a spool. Starts Ray, but not Spark."""
-    from untold.jobs.answer import AnswerRequest, answer, show_answered
+    from untold.jobs.answer import AnswerRequest, answer, answer_lines
 
     given, command = arguments.load_given(options), options.command_line
     request = AnswerRequest(**arguments.values_of(AnswerOptions, options), given=given, command=command)
 
     def show(outcome: Any, _: object) -> None:
-        if options.json:
-            arguments.print_json(asdict(outcome))
-        else:
-            show_answered(outcome)
+        arguments.print_result(options, asdict(outcome), lambda page: answer_lines(outcome, page))
 
     return arguments.run_job(answer, request, show)
 
@@ -178,10 +175,9 @@ def _nightly(options: Options) -> int:
             dates = _in_order([day(one) for one in values_since(night.input, DATE, options.since)], options)
         except ValueError as error:
             raise click.UsageError(f"--since: a value of the partition column {error}") from error
-    if night.settings.completion_store is None:
-        # All dates share a store next to the outputs
-        above = night.output.partition(DATE)[0].rpartition("/")[0]
-        night = replace(night, settings=night.settings.model_copy(update={"completion_store": f"{above}/completions"}))
+    # All dates share a store next to the outputs
+    above = night.output.partition(DATE)[0].rpartition("/")[0]
+    night = replace(night, settings=night.settings.with_store(above))
     given = arguments.values_of(NightlyOptions, options)
     given["refresh"] |= night.refresh
     request = NightlyRequest(night=night, dates=dates, bars=least, **given)

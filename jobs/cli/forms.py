@@ -22,7 +22,7 @@ METRICS = ("nli", "qa", "icat", "importance")
 SAMPLES = 200
 PUBLISHED = "published"
 _LISTS = ("nli.judgement=lists", "nli.list_size=20")
-# The variants without --forms. A variant counts only if this release has its settings
+# The variants without --forms
 FORMS: Mapping[str, tuple[str, ...]] = {
     "skip implied": ("nli.skip_implied=true",),
     **{f"lists of {size}": ("nli.judgement=lists", f"nli.list_size={size}") for size in (5, 10, 20)},
@@ -64,17 +64,10 @@ def requests_of(options: Options, metric: str, *, asks: bool = True) -> dict[str
 
     `asks=False` needs no key.
     """
-    from untold.jobs.settings.layers import known_settings
-
-    known = known_settings()
     variants = dict(options.forms)
     published: tuple[str, ...] = ()
     if not variants:
-        variants = {
-            name: settings
-            for name, settings in FORMS.items()
-            if settings[0].startswith(f"{metric}.") and all(one.partition("=")[0] in known for one in settings)
-        }
+        variants = {name: settings for name, settings in FORMS.items() if settings[0].startswith(f"{metric}.")}
         nli = arguments.load(options, asks=asks).settings.nli
         named = [f"nli.{name}={getattr(nli, name)}" for name in CLASSIFIERS if getattr(nli, name) is not None]
         if metric == "nli" and named:
@@ -94,10 +87,9 @@ def _request(options: Options, metric: str, name: str, settings: tuple[str, ...]
     own = Options(**given)
     resolved = arguments.load(own, asks=asks)
     request = arguments.score_request(own, resolved)
-    if resolved.settings.completion_store or not options.output:
+    if not options.output:
         return request
-    shared = {"completion_store": f"{arguments.absolute(options.output)}/completions"}
-    return replace(request, settings=resolved.settings.model_copy(update=shared))
+    return replace(request, settings=resolved.settings.with_store(arguments.absolute(options.output)))
 
 
 def unpriced_models(requests: Iterable[ScoreRequest]) -> list[str]:

@@ -125,8 +125,8 @@ def metric_names(text: str) -> tuple[str, ...]:
 
 def count(text: str) -> int:
     """Read a positive integer."""
-    # isdigit refuses the signs, blanks and underscores that int accepts
-    if not text.isdigit() or int(text) < 1:
+    # isdecimal refuses the signs, blanks and underscores that int accepts
+    if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"must be a positive integer, got {text or 'nothing'}")
     return int(text)
 

@@ -135,7 +135,7 @@ class StageCalls:
         for stage, results in self.results.items():
             lost = reduce(DataFrame.unionByName, (outcomes(rows, self.key) for rows in results))
             if owned is None:
-                frames.append(failure_rows(self.metric, stage, lost))
+                frames.append(failure_rows(self.metric, stage, lost).distinct())
             else:
                 failed = lost.where(has_failed()).withColumn("stage", F.lit(stage))
                 frames.append(shared_failures(self.metric, owned, failed, self.key))

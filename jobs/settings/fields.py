@@ -41,6 +41,11 @@ def merge_patch(base: Mapping[str, Any], patch: Mapping[str, Any], *, keep_nulls
     return merged
 
 
+def without_nulls(value: object) -> object:
+    """Remove the keys with a null value: a null removes the value of a lower layer."""
+    return merge_patch({}, value) if isinstance(value, Mapping) else value
+
+
 def _check_variable_name(value: str) -> str:
     """Raise ValueError for a text that looks like a key, because keys must not be stored or shown."""
     if _KEY_LIKE.search(value) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
@@ -125,6 +130,7 @@ Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Rating = Annotated[float, Field(ge=0, le=5, allow_inf_nan=False)]
 ExtraBody = Annotated[dict[str, Any], AfterValidator(_check_request_fields)]
+SentBody = Annotated[ExtraBody, AfterValidator(without_nulls)]
 StorageOptions = Annotated[dict[str, dict[str, bool | int | float | str]], AfterValidator(_check_storage_options)]
 Tolerance = Annotated[dict[str, int | float], AfterValidator(_check_tolerance)]
 Address = Annotated[str, AfterValidator(_check_address), allows("an http:// or https:// address")]

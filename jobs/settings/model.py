@@ -24,6 +24,7 @@ from untold.jobs.settings.fields import (
     Positive,
     Rating,
     Section,
+    SentBody,
     Share,
     Text,
     TokenRate,
@@ -99,7 +100,7 @@ class LlmSettings(sections.SendingSettings):
         "JSON schema of the stage in chat requests: auto tries it once, off sends none, json_schema "
         "(response_format) and guided_json send it without a try",
     )
-    extra_body: ExtraBody = setting({}, "Fields merged into every request, such as reasoning_effort")
+    extra_body: SentBody = setting({}, "Fields merged into every request, such as reasoning_effort")
     salt: Text | None = setting(None, "Text in the id of every request; a new salt repeats all requests")
     mask: Text | None = setting(
         None, "Mask of the texts of requests: the name of an entry point of untold.masks; the judge needs no mask"
@@ -150,12 +151,6 @@ class LlmSettings(sections.SendingSettings):
         if not self.endpoints:
             return [self]
         return [self.model_copy(update={**one.over(vars(self)), "endpoints": []}) for one in self.endpoints]
-
-    @field_validator("extra_body")
-    @classmethod
-    def _without_nulls(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Remove the fields with a null value, because they are not sent."""
-        return merge_patch({}, value)
 
 
 class StageSettings(sections.SetFieldsSection):
@@ -281,6 +276,10 @@ class Settings(Section):
         Return the section's defaults if these settings were created without that package.
         """
         return next((value for _, value in self if isinstance(value, section)), section())
+
+    def with_store(self, folder: str) -> Settings:
+        """Return the settings with a store in this folder, for runs that share it, unless the user has set a store."""
+        return self if self.completion_store else self.model_copy(update={"completion_store": f"{folder}/completions"})
 
     @property
     def offers_tools(self) -> bool:

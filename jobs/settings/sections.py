@@ -40,6 +40,7 @@ from untold.jobs.settings.fields import (
     allows,
     merge_patch,
     setting,
+    without_nulls,
 )
 from untold.udfs.schemes import environment_of
 
@@ -47,11 +48,6 @@ from untold.udfs.schemes import environment_of
 _OWN_HEADERS = frozenset({"accept-encoding", "connection", "content-length", "content-type", "host"})
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE = "text, or {env: NAME} for the value of an environment variable"
-
-
-def _without_nulls(value: object) -> object:
-    """Remove the keys with a null value: a null removes the value of a lower layer."""
-    return merge_patch({}, value) if isinstance(value, Mapping) else value
 
 
 def _check_sent(value: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +71,7 @@ def _check_headers(value: dict[str, Any]) -> dict[str, Any]:
 
 Sent = Annotated[
     dict[str, str | int | dict[Literal["env"], VariableName]],
-    BeforeValidator(_without_nulls),
+    BeforeValidator(without_nulls),
     AfterValidator(_check_sent),
     allows(f"a mapping of names to {_VALUE}", "object"),
 ]

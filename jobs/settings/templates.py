@@ -105,13 +105,11 @@ def explain_profile(settings: model.Settings, stages: Iterable[str], uses: Calla
     }
     replaced = []
     for name in names:
-        own, decoding = settings.stages.get(name, model.StageSettings()), model.decoding_for(settings, name)
+        own = settings.stages.get(name, model.StageSettings())
         for key in ("temperature", "top_p"):
             if key in own.model_fields_set:
-                given[f"stages.{name}.{key}"], wanted[f"stages.{name}.{key}"] = (
-                    getattr(decoding, key),
-                    wanted[f"llm.{key}"],
-                )
+                given[f"stages.{name}.{key}"] = getattr(own, key)
+                wanted[f"stages.{name}.{key}"] = wanted[f"llm.{key}"]
         template = template_of(name, settings)
         # The line has a change of `prompt_set` itself only once
         if template.origin != find_template(name, template.api, None, settings.prompt_set).origin:

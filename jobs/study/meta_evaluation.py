@@ -208,10 +208,9 @@ class StageCaller:
         request, settings, note = self.request, self.endpoint.settings, self.display.note
         workspace = Workspace(rows.sparkSession, f"{request.output}/{WORK}")
         workspace.remove()
-        run, wait, retry_failed = uuid4().hex[:12], request.wait, request.retry_failed
         with (
-            RunEndpoint(settings, embedded=self.endpoint.embedded, wait=wait, notify=note) as endpoint,
-            open_engines(settings, self.display, run, wait=wait, retry_failed=retry_failed) as engines,
+            RunEndpoint(settings, embedded=self.endpoint.embedded, wait=request.wait, notify=note) as endpoint,
+            open_engines(settings, self.display, uuid4().hex[:12], request) as engines,
         ):
             stages = {stage: bind_stage(stage, settings, embedded_model=endpoint.model_sha256)}
             store = store_of(settings, request.output)

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from scipy.stats import kendalltau
 
-from untold.jobs.inference.stage.requests import has_failed
+from untold.jobs.inference.stage.requests import failure_rows
 from untold.jobs.inputs.files import SampleError
 from untold.jobs.inputs.samples import Samples, read_rows
 from untold.jobs.run.folders import write_parquet
@@ -159,10 +159,9 @@ class ClaimStudy(Study):
         names = [F.col("claim_id").alias("sample_id"), F.lit(STAGE).alias("metric")]
         every = said.unionByName(silent).join(given, on="claim_id", how="inner")
         write_parquet(every.select(*names, "claim_id", F.col("claim").alias("text"), "verdict"), f"{place}/claims")
-        lost = rows.where(has_failed())
-        failures = lost.select(*names, F.lit(STAGE).alias("stage"), "request_id", "error_type", "error")
+        failures = failure_rows(STAGE, STAGE, rows, "claim_id")
         write_parquet(failures, f"{place}/failures")
-        failed, without = lost.count(), bare.count()
+        failed, without = failures.count(), bare.count()
         code = ending.exit_code({"ok": given.count() - failed, "failed": failed}, endpoint.settings.fail_on_error)
         have = amount(without, "claim has", "claims have")
         message = f"{have} no evidence and count as not supported" if without else None

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.jobs.report.outputs import sample, score, statement, write_output
 from tests.runs.calibrated import assert_agreement
+from untold.jobs import calibrate
 from untold.jobs.calibrate import _agreement
+from untold.jobs.metrics.scoring import ScoreRequest
+from untold.jobs.run import output
+from untold.jobs.run.locks import UnlockableError
+from untold.jobs.run.terminal import Display
 from untold.jobs.run_tables import open_run
+from untold.jobs.settings.model import Settings, SettingsError
 
 # Agreement only depends on the support of a claim
 VERDICTS = ("supported", "contradicted", "not_supported")
@@ -55,3 +64,27 @@ def test_verdicts_of_statements_and_claims_scores_and_rankings_are_compared_as_b
     assert_agreement(row, outputs, "e2e")
     assert row["verdicts"] == 180 + 54
     assert 0.3 < row["kappa"] < 0.9
+
+
+@pytest.mark.parametrize(("lock", "error"), [(True, UnlockableError), (False, SettingsError)])
+def test_a_store_without_locks_needs_no_lock_with_the_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: bool, error: type[Exception]
+) -> None:
+    monkeypatch.setattr(output, "check_lockable", raising(UnlockableError("the store has no locks")))
+    monkeypatch.setattr(calibrate, "open_held", raising(SettingsError("the engines start")))
+    (tmp_path / "samples.jsonl").write_text("{}\n")
+    given = {"input": str(tmp_path / "samples.jsonl"), "output": str(tmp_path / "out" / "forms" / "published")}
+    settings = Settings.model_validate({"llm": {"base_url": "http://host/v1", "model": "m"}})
+    request = ScoreRequest(**given, settings=settings, metrics=("e2e",), embedded=False, lock=lock)
+    variant = calibrate.Variant("published", (), request)
+    with pytest.raises(error):
+        calibrate.calibrate([variant], str(tmp_path / "out"), Display(StringIO()), least=0.9, overwrite=False)
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    """Return a function that raises the error."""
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    return refuse

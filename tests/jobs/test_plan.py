@@ -18,6 +18,7 @@ from tests.runs.here import RunHere
 from untold.jobs.inference.backends import local_model
 from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.call_settings import hours_of
+from untold.jobs.inference.stage.expected_usage import Lookup
 from untold.jobs.inference.store.store import stage_folder
 from untold.jobs.metrics import METRICS, stages_of
 from untold.jobs.metrics.scoring import ScoreRequest
@@ -164,9 +165,9 @@ def count(
 ) -> list[dict[str, Any]]:
     settings = settings_for()
     stages = {name: bind_stage(name, settings) for name in STAGES}
-    planner = Planner(spark, stages, str(store) if store else None, **options)
+    planner = Planner(Lookup(spark, str(store) if store else None, **options), stages)
     for metric in metrics:
-        planner.add(METRICS["e2e"], samples, settings, metric)
+        planner.add(replace(METRICS["e2e"], name=metric), samples, settings)
     return planner.rows()
 
 

@@ -28,6 +28,7 @@ from tests.runs.harness import (
 from tests.runs.here import RunHere
 from untold.jobs.inference.backends.batch_jobs import batch_jobs
 from untold.jobs.inference.stage.runner import StageRunner
+from untold.jobs.inputs.options import RunOptions
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.sections import BudgetSettings
 
@@ -108,7 +109,7 @@ def test_a_run_with_calls_waits_for_batches_and_sends_the_rest(
 ) -> None:
     server.configure(batches={"batches": [{"delay": 1.0, "expire": 0.5}]})
     with run_here.runner(tmp_path, batching(server), "summarise_context") as runner:
-        runner.engines = replace(runner.engines, poll=False)
+        runner.engines = replace(runner.engines, options=RunOptions(poll=False))
         assert set(summarise(runner, ["Fact A.", "Fact B.", "Fact C.", "Fact D."])) == {"unasked"}
         assert runner.ended == "batched"
     with run_here.runner(tmp_path, batching(server, "process"), "summarise_context") as runner:
@@ -125,7 +126,7 @@ def test_a_run_pays_for_its_own_requests_and_not_for_requests_in_flight(
     server.configure(batches={"batches": [{"delay": 1.0}]})
     short = batching(server).model_copy(update={"budget": BudgetSettings(max_calls=2)})
     with run_here.runner(tmp_path, short, "summarise_context") as runner:
-        runner.engines = replace(runner.engines, poll=False)
+        runner.engines = replace(runner.engines, options=RunOptions(poll=False))
         summarise(runner, ["Fact A.", "Fact B.", "Fact C.", "Fact D."])
     assert server.count() == 2
     with run_here.runner(tmp_path, batching(server), "summarise_context") as runner:

@@ -104,7 +104,7 @@ class SpoolBackend:
         take_back = job.is_of(self.runs) and not self.is_used
         try:
             with self.engines.interrupts.waiting():
-                return self._take(job, folder, wait=take_back and self.engines.wait, take_back=take_back)
+                return self._take(job, folder, wait=take_back and self.engines.options.wait, take_back=take_back)
         except LockedError:
             if take_back:
                 raise
@@ -285,7 +285,7 @@ class BatchBackend(SpoolBackend):
             worst = max(outcomes, key=lambda one: ENDS.index(one.reason) if one.reason in ENDS else len(ENDS))
             # A job waits for room that the batches of another job take, and continues after these are read
             went_on = not poll or before != [(job.is_open, job.ledger()) for job in jobs]
-            if worst.reason != "batched" or not self.engines.poll or not went_on:
+            if worst.reason != "batched" or not self.engines.options.poll or not went_on:
                 return worst
             poll = True
 
@@ -305,7 +305,7 @@ class BatchBackend(SpoolBackend):
 
         With `alone`, another backend sends the other requests, so all batches must have ended.
         """
-        poll = alone and self.engines.poll
+        poll = alone and self.engines.options.poll
         if poll:
             self.engines.display.note("waiting for batches of an earlier start. untold batches DIR cancel ends them")
 
@@ -341,7 +341,7 @@ class BatchBackend(SpoolBackend):
         from untold.udfs.llm.batch_formats import open_batches
 
         display = self.engines.display
-        with job.locked(self.engines.run, wait=wait and self.engines.wait, notify=display.note) as is_lost:
+        with job.locked(self.engines.run, wait=wait and self.engines.options.wait, notify=display.note) as is_lost:
             try:
                 read = job.read()
                 own, known = call_settings(self.settings, read.stage, read.settings.base_url), read.settings

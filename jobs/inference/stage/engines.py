@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Thread, current_thread
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pyspark.sql import SparkSession
 
 from untold.jobs.inference.backends.process import ProcessWhenNeeded
+from untold.jobs.inputs.options import RunOptions
 from untold.jobs.run.connectors import find_spark
 from untold.jobs.run.outcome import Interrupts
 from untold.jobs.run.session import begin_session, open_session
@@ -27,11 +28,8 @@ class Engines:
 
     Attributes:
         run: id of the start.
-        wait: True to wait for another run on the same store.
-        retry_failed: True to send permanently failed requests again (docs/contract.md, "Runs, outputs, stores").
+        options: the options of the command (docs/contract.md, "Runs, outputs, stores").
         answers: True if the start has its own process that sends requests.
-        lock: True to lock the store.
-        poll: True to wait for batches.
     """
 
     spark: SparkSession
@@ -39,11 +37,8 @@ class Engines:
     interrupts: Interrupts
     process: ProcessWhenNeeded
     run: str
-    wait: bool = True
-    retry_failed: bool = False
+    options: RunOptions = field(default_factory=RunOptions)
     answers: bool = True
-    lock: bool = True
-    poll: bool = True
 
     def prepare(self) -> None:
         """Start the process that sends requests, because requests are certain. A spool needs no process."""
@@ -64,11 +59,8 @@ def open_engines(
     settings: Settings,
     display: Display,
     run: str,
+    options: RunOptions,
     *,
-    wait: bool = True,
-    lock: bool = True,
-    retry_failed: bool = False,
-    poll: bool = True,
     small: bool = False,
     asks: bool = False,
     stages: Collection[str] = STAGE_NAMES,
@@ -96,7 +88,7 @@ def open_engines(
             process.open()
         spark = open_session(settings, small=small) if held is None else held.spark
         with interrupts.installed():
-            yield Engines(spark, display, interrupts, process, run, wait, retry_failed, answers, lock, poll)
+            yield Engines(spark, display, interrupts, process, run, options, answers)
     finally:
         process.close()
 

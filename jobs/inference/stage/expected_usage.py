@@ -200,10 +200,10 @@ class Lookup:
     """Look up requests in the store and among the requests that were counted earlier."""
 
     spark: SparkSession
-    tallies: Tallies
     place: str | None
-    retry_failed: bool
-    before: EarlierRequests
+    retry_failed: bool = False
+    tallies: Tallies = field(default_factory=Tallies)
+    before: EarlierRequests = field(default_factory=EarlierRequests)
 
     def find(self, stage: Stage, requests: Requests, *, measured: bool) -> ExpectedCall:
         """Identify the requests and look them up. `measured` also measures their prompts."""

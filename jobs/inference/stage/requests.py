@@ -242,18 +242,13 @@ def outcomes(results: DataFrame, *keys: str) -> DataFrame:
     return own.unionByName(results.select(*keys, F.inline("votes")).select(*keys, *OUTCOME))
 
 
-def failure_rows(metric: str, stage: str, asked: DataFrame) -> DataFrame:
-    """Return the rows of the table `failures` from the results of a stage with the column sample_id.
+def failure_rows(metric: str | None, stage: str, results: DataFrame, key: str = "sample_id") -> DataFrame:
+    """Return the rows of the table `failures` from the results of a stage, with the ids in the column `key`.
 
-    There is one row per sample and failed request. A request that was not sent is not a failure.
+    There is one row per result with a failed request. A request that was not sent is not a failure.
     """
-    return (
-        asked.where(has_failed())
-        .select(
-            "sample_id", F.lit(metric).alias("metric"), F.lit(stage).alias("stage"), "request_id", "error_type", "error"
-        )
-        .distinct()
-    )
+    own = {"sample_id": F.col(key), "metric": F.lit(metric).cast("string"), "stage": F.lit(stage)}
+    return results.where(has_failed()).select(*[own.get(name, F.col(name)).alias(name) for name in FAILURES.names])
 
 
 def invalid_rows(invalid: DataFrame, metric: str | None = None) -> DataFrame:

@@ -187,9 +187,10 @@ class StageRunner:
         store = self._store_of(stage)
         # Before the lookup, so that `prune` does not remove these completions in between
         ids = self.workspace.values(identified, "request_id")
-        note_use(self.store, self.engines.run, f"{stage.name}-{stage.digest}", ids)
-        if self.engines.lock:
-            wait_for_prune(self.store, self.engines.run, wait=self.engines.wait, notify=self.engines.display.note)
+        engines = self.engines
+        note_use(self.store, engines.run, f"{stage.name}-{stage.digest}", ids)
+        if engines.options.lock:
+            wait_for_prune(self.store, engines.run, wait=engines.options.wait, notify=engines.display.note)
         return _StageCall(stage, store, requests, identified)
 
     @cached_property

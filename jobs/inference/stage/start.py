@@ -149,7 +149,7 @@ class Outcome:
         """True if all tables are written, even if too many samples failed."""
         return self.exit_code in (0, FAILED_TOO_MANY)
 
-    def apply_thresholds(self, bars: Mapping[str, float]) -> Outcome:
+    def apply_thresholds(self, bars: Mapping[str, float]) -> Self:
         """Return the outcome of a run with means below their bars (`below_bars`).
 
         A run that ended early stays as it is, because its means lack samples.
@@ -302,10 +302,7 @@ def open_start(
         request.settings,
         display,
         output.run,
-        wait=request.wait,
-        lock=request.lock,
-        retry_failed=request.retry_failed,
-        poll=request.poll,
+        request,
         small=request.small,
         asks=asks,
         stages=stages,

@@ -326,7 +326,7 @@ class StageStore:
             # A join without requests reads no file, so its count proves nothing
             if counts["all"]:
                 check()
-            settled = counts["ok"] + counts["tried"] + (0 if self._engines.retry_failed else counts["lasting"])
+            settled = counts["ok"] + counts["tried"] + (0 if self._engines.options.retry_failed else counts["lasting"])
             return StoreLookup(kept, counts["ok"], counts["all"] - settled, files)
 
         return self._read(look)
@@ -337,7 +337,7 @@ class StageStore:
 
     def missing(self, requests: Requests, identified: DataFrame, found: StoreLookup) -> DataFrame:
         """Return the requests to send, one row each: request_id and the variables of the stage."""
-        wanted = needed(found.states, retry_failed=self._engines.retry_failed)
+        wanted = needed(found.states, retry_failed=self._engines.options.retry_failed)
         return requests.texts_of(self._stage, with_request(requests, identified), wanted)
 
     def read(self, requests: Requests, identified: DataFrame) -> Results:
@@ -378,12 +378,12 @@ class StageStore:
         Raises LockedError if another run has the lock and this run does not wait, and UnlockableError if the storage
         has no locks.
         """
-        if not self._engines.lock:
+        if not self._engines.options.lock:
             self._note("the store is not locked: start one run at a time on it")
             yield None
             return
         with ExitStack() as stack:
-            lock = lock_folder(self.folder, self._engines.run, wait=self._engines.wait, notify=self._note)
+            lock = lock_folder(self.folder, self._engines.run, wait=self._engines.options.wait, notify=self._note)
             with self._engines.interrupts.waiting():
                 stack.enter_context(lock)
             yield lock
@@ -400,7 +400,7 @@ class StageStore:
 
         If another run has the lock, it compacts the folder itself. A read-only store is not changed.
         """
-        if self._engines.lock and compaction.is_due(self.folder):
+        if self._engines.options.lock and compaction.is_due(self.folder):
             with suppress(LockedError, OSError), lock_folder(self.folder, self._engines.run, wait=False):
                 self.compact()
 

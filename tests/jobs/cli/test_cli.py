@@ -361,6 +361,7 @@ def test_compare_takes_several_runs(capsys: pytest.CaptureFixture[str]) -> None:
         (["prompts", "extract_atom"], "did you mean extract_atoms?"),
         ([*SCORE, "--limit", "0"], "Invalid value for '--limit': must be a positive integer, got 0\n"),
         ([*SCORE, "--limit", "many"], "Invalid value for '--limit': must be a positive integer, got many\n"),
+        ([*SCORE, "--limit", "²"], "Invalid value for '--limit': must be a positive integer, got ²\n"),
         (["meta-evaluate", "--seed", "one"], "Invalid value for '--seed': must be an integer, got one\n"),
         (["sweep", "a", "--betas", "1,x"], "Invalid value for '--betas': must be numbers above 0, up to 1000, got x\n"),
         (["schema", "scores", "atoms"], "untold schema: Got unexpected extra argument (atoms)"),

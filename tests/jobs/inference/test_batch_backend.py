@@ -25,6 +25,7 @@ from tests.udfs.llm.test_asking_tools import STAGE as COMPARING
 from untold.jobs.inference.backends.batch_jobs import INFINITE, BatchJob, Load, fill
 from untold.jobs.inference.backends.job import JobOutcome
 from untold.jobs.inference.backends.spooled_backends import BatchBackend, WaitingError
+from untold.jobs.inputs.options import RunOptions
 from untold.jobs.settings.model import Settings
 from untold.udfs.llm.batch_formats import open_batches
 from untold.udfs.llm.usage import Usage
@@ -93,8 +94,7 @@ def batch_backend(store: str, backend: str = "batch", *, poll: bool = True) -> B
     """A run's side of the batches of a store, without Spark."""
     engines: Any = SimpleNamespace(
         run="run2",
-        wait=True,
-        poll=poll,
+        options=RunOptions(poll=poll),
         display=SimpleNamespace(note=lambda _: None, show=lambda _: None),
         interrupts=SimpleNamespace(requested=False),
     )

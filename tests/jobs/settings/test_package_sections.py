@@ -12,6 +12,8 @@ import pytest
 
 from tests.jobs.metrics.toy import ToySettings
 from tests.jobs.settings.cases import SERVER, load
+from untold.jobs import doctor
+from untold.jobs.run import session
 from untold.jobs.settings import layers, model
 from untold.jobs.settings.fields import Count, Section
 from untold.jobs.settings.layers import unknown_variables
@@ -81,6 +83,22 @@ def test_a_section_is_part_of_the_identity_of_an_output(bring: Bring) -> None:
     bring(("words", "toy", ToySettings))
     (one, two) = (result_settings(load(*SERVER, f"toy.letters={value}").settings, []) for value in (1, 2))
     assert (one.pop("toy"), two.pop("toy"), one == two) == ({"letters": 1}, {"letters": 2}, True)
+
+
+def test_the_check_of_spark_reads_a_section(bring: Bring, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`untold doctor` passes the settings to the process that starts Spark."""
+    bring(("words", "toy", ToySettings))
+    settings = load(*SERVER, "toy.letters=3").settings
+    opened: list[Settings] = []
+
+    def stop(settings: Settings, _: str) -> None:
+        opened.append(settings)
+        raise SettingsError("stopped")
+
+    monkeypatch.setattr(session, "open_session", stop)
+    with pytest.raises(SettingsError, match="stopped"):
+        doctor.PROBES["Spark"]({"settings": settings.model_dump(mode="json"), "places": {}, "files": []})
+    assert opened == [settings]
 
 
 def test_metrics_of_one_package_share_a_section(bring: Bring) -> None:

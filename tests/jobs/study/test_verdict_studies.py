@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +15,12 @@ from hypothesis import strategies as st
 from statsmodels.stats.inter_rater import cohens_kappa
 
 from tests.examples import examples
+from untold.jobs.inputs.options import RunOptions
+from untold.jobs.run.terminal import Display
+from untold.jobs.settings.model import Settings, SettingsError
+from untold.jobs.study import meta_evaluation
 from untold.jobs.study.judgements import Judgements, LabelledUnits
+from untold.jobs.study.meta_evaluation import MetaEvaluationRequest, StageCaller, endpoint_of
 from untold.jobs.study.verdict_studies import VERDICTS, claim_agreements, claim_rows, share_rows
 from untold.udfs.statistics.intervals import clustered_bca_interval, wilson_interval
 
@@ -98,3 +106,22 @@ def test_the_constant_label_is_the_most_frequent_and_supported_among_equals(labe
     rows = claim_rows(units, Judgements({}, {}, {}), clustered=False, seed=0)
     (found,) = [row for row in rows if (row["metric"], row["measure"]) == ("constant", "accuracy")]
     assert found["value"] == pytest.approx(accuracy)
+
+
+def test_a_stage_of_a_study_has_the_options_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--no-lock` and `--no-poll` apply to the stages of a study, too."""
+    opened: list[RunOptions] = []
+
+    def stop(settings: Settings, display: Display, run: str, options: RunOptions) -> None:
+        opened.append(options)
+        raise SettingsError("stopped")
+
+    monkeypatch.setattr(meta_evaluation, "open_engines", stop)
+    settings = Settings.model_validate({"llm": {"base_url": "http://host/v1", "model": "m"}})
+    request = MetaEvaluationRequest(
+        input="claims.jsonl", output=str(tmp_path), settings=settings, dataset="claims", lock=False, poll=False
+    )
+    caller = StageCaller(request, endpoint_of(settings, embedded=False), Display(StringIO()))
+    with pytest.raises(SettingsError, match="stopped"):
+        caller.ask("verify_claim", cast(Any, SimpleNamespace(sparkSession=None)), (), ())
+    assert [(one.lock, one.poll) for one in opened] == [(False, False)]
