@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from itertools import count
+from numbers import Integral
 from threading import Lock, current_thread, main_thread
 from time import monotonic
 from typing import Any, Self, TypedDict, Unpack
@@ -130,7 +131,7 @@ class SampleOptions(TypedDict, total=False):
     # The number of random rows, by `statistics.seed`
     random: int | None
     # Columns whose groups get their share of `random`, at least one row each
-    stratify: Sequence[str]
+    stratify: str | Sequence[str] | None
 
 
 class Session:
@@ -306,7 +307,6 @@ class Session:
         for name in how:
             if name not in known:
                 raise TypeError(f"unexpected keyword argument {name!r}{aside(near_misses(name, known))}")
-        rows = how.get("random")
         request = ScoreRequest(
             input=path,
             output="" if output is None else absolute(os.fspath(output)),
@@ -316,7 +316,7 @@ class Session:
             embedded=self._resolved.embedded,
             format=how.get("format"),
             limit=how.get("limit"),
-            draw=None if rows is None else Draw(rows, self.settings.statistics.seed, tuple(how.get("stratify", ()))),
+            draw=_draw_of(how, self.settings.statistics.seed),
             read=ReadOptions(how.get("columns") or {}, how.get("encoding"), how.get("delimiter")),
         )
         request.check()
@@ -330,6 +330,18 @@ class Session:
             return
         with tempfile.TemporaryDirectory(prefix="untold-samples-") as folder:
             yield write_frame(samples, folder)
+
+
+def _draw_of(how: SampleOptions, seed: int) -> Draw | None:
+    """Return the draw of the options. Raises UserError for numbers below 1, and for strata without a number."""
+    for name in ("limit", "random"):
+        number = how.get(name)
+        if number is not None and (not isinstance(number, Integral) or number < 1):
+            raise UserError(f"{name}={number!r}: must be a positive integer")
+    rows, columns = how.get("random"), how.get("stratify") or ()
+    if columns and rows is None:
+        raise UserError("stratify requires random, the number of rows")
+    return None if rows is None else Draw(rows, seed, (columns,) if isinstance(columns, str) else tuple(columns))
 
 
 def display_for(progress: Callable[[Mapping[str, Any]], None] | None) -> Display:

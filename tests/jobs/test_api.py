@@ -183,6 +183,28 @@ def test_a_wrong_setting_is_one_clear_error(settings: dict[str, Any], told: str)
         untold.Session(settings=settings)
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"random": 0}, "random=0: must be a positive integer"),
+        ({"limit": -1}, "limit=-1: must be a positive integer"),
+        ({"limit": "2"}, "limit='2': must be a positive integer"),
+        ({"stratify": ["system"]}, "stratify requires random"),
+    ],
+)
+def test_wrong_draws_are_clear_errors(session: untold.Session, options: dict[str, Any], told: str) -> None:
+    for call in (session.score, session.plan):
+        with pytest.raises(untold.UntoldError, match=told):
+            call(pa.Table.from_pylist(ROWS), "e2e", **options)
+
+
+@pytest.mark.gate
+def test_samples_are_drawn_by_strata(session: untold.Session) -> None:
+    for stratify in ("system", ["system"]):
+        run = session.score(pandas.DataFrame(ROWS), "e2e", random=2, stratify=stratify, progress=lambda _: None)
+        assert sorted(run.table("scores")["system"].to_pylist()) == ["model-0", "model-1"]
+
+
 @pytest.mark.gate
 def test_wrong_arguments_are_clear_errors(session: untold.Session, of_file: untold.Run) -> None:
     with pytest.raises(untold.UntoldError, match="did you mean e2e"):
