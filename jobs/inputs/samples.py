@@ -158,8 +158,8 @@ def _choose(
     if whole_rows:
         raise SampleError("a row of this format can belong to several strata. Remove stratify")
     kept = _kept(found, None)
-    drawn = draw.by_stratum(kept if set(draw.stratify) <= set(KNOWN) else typed(kept))
-    return lambda rows: rows.join(drawn.ids, on="sample_id", how="left_semi"), {**shown, "strata": drawn.strata}
+    ids, strata = draw.by_stratum(kept if set(draw.stratify) <= set(KNOWN) else typed(kept))
+    return lambda rows: rows.join(ids, on="sample_id", how="left_semi"), {**shown, "strata": strata}
 
 
 def show_invalid(
