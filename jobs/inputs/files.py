@@ -20,7 +20,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from untold.jobs.inputs.options import ReadOptions as ReadOptions
-from untold.jobs.lakehouse.base import LakehouseError, NoTableError
+from untold.jobs.lakehouse.base import LakehouseError, ListedFile, NoTableError
 from untold.jobs.lakehouse.inputs import TableName, read_table, table_named
 from untold.udfs.errors import UserError
 from untold.udfs.samples.conversion import QUESTION_ID
@@ -76,26 +76,19 @@ AS_THEY_ARE = ReadOptions()
 
 
 @dataclass(frozen=True)
-class InputFile:
-    """A file: its size in bytes, its kind, its columns with types, and its rows by row group.
+class InputFile(ListedFile):
+    """A file of an input: its kind, its columns with types, and its rows by row group.
 
     `kind` is parquet, csv, lines or array (both JSON), and empty before `inspect_files`. `types` is by column, with our
     names, of Arrow. A type is None in CSV. The mapping is empty for JSON, where only reading the whole file would find
     the columns.
     """
 
-    path: str
-    size: int
     kind: str = ""
     types: Mapping[str, pa.DataType | None] = field(default_factory=dict)
     row_groups: tuple[int, ...] = ()
     encoding: str = UTF_8
     delimiter: str = ","
-    # Seconds since 1970, 0 if unknown
-    modified: float = 0.0
-    # Values of columns that the file lacks, from its table or its folders, and the columns of a table by field id
-    constants: Mapping[str, pa.Scalar[Any]] = field(default_factory=dict)
-    names: Mapping[int, str] = field(default_factory=dict)
 
     def unit(self, number: int = 0, start: int = 0, length: int = 0, group: int = 0) -> Unit:
         """Return a part of the file for a task, by default the whole file. `number` is its position in the input."""
