@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from untold.udfs.arrow import FLOAT, NUMBER, TEXT, columns
+from untold.udfs.arrow import FLOAT, NUMBER, TEXT, columns, slices
 from untold.udfs.errors import UserError
 from untold.udfs.retrieval.chunks import CHUNKS, without_overlap
 from untold.udfs.retrieval.ranking import (
@@ -226,8 +226,7 @@ def _shards(batches: Iterable[pa.RecordBatch], schema: pa.Schema, most: int) -> 
     def numbered() -> Iterator[tuple[int, pa.RecordBatch]]:
         nonlocal rows
         for batch in batches:
-            for start in range(0, batch.num_rows, most):
-                part = batch.slice(start, most)
+            for part in slices(batch, most):
                 rows += part.num_rows
                 yield (rows - 1) // most, _to_store(part, schema)
 
@@ -293,10 +292,10 @@ def search_table(batches: Iterable[pa.RecordBatch], task: SearchTask) -> Iterato
     """
     table = None
     for batch in batches:
-        for start in range(0, batch.num_rows, QUERIES_AT_ONCE):
+        for part in slices(batch, QUERIES_AT_ONCE):
             try:
                 table = open_table(task.index, task.version) if table is None else table
-                yield _search(table, batch.slice(start, QUERIES_AT_ONCE), task)
+                yield _search(table, part, task)
             except DamagedIndexError as error:
                 yield pa.RecordBatch.from_pylist([{"error": str(error)}], SEARCHED)
                 return
