@@ -221,14 +221,14 @@ def _quoted(text: str) -> str:
 
 def _shards(batches: Iterable[pa.RecordBatch], schema: pa.Schema, most: int) -> Iterator[pa.RecordBatchReader]:
     """Yield readers of at most `most` rows. Each must be read before the next."""
-    rows = 0
 
     def numbered() -> Iterator[tuple[int, pa.RecordBatch]]:
-        nonlocal rows
+        rows = 0
         for batch in batches:
-            for part in slices(batch, most):
-                rows += part.num_rows
-                yield (rows - 1) // most, _to_store(part, schema)
+            while batch.num_rows:
+                part = batch.slice(0, most - rows % most)
+                yield rows // most, _to_store(part, schema)
+                rows, batch = rows + part.num_rows, batch.slice(part.num_rows)
 
     for _, parts in groupby(numbered(), key=itemgetter(0)):
         yield pa.RecordBatchReader.from_batches(schema, (part for _, part in parts))
