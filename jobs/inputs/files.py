@@ -68,10 +68,6 @@ class NoInputError(SampleError):
     """An input without a file or without a row."""
 
 
-class BrokenLinkError(OSError):
-    """A link to a missing file. The text is the path of the link."""
-
-
 AS_THEY_ARE = ReadOptions()
 
 
@@ -122,8 +118,6 @@ def find_files(path: str) -> list[InputFile]:
         return _find_of_table(path, table)
     try:
         found = _find_remote(path) if is_remote(path) else _find_local(local_path(path))
-    except BrokenLinkError as error:
-        raise SampleError(f"{error} is a link to a missing file. Remove or fix it") from error
     except (OSError, pa.ArrowException, ValueError) as error:
         raise SampleError(f"{path} cannot be listed ({type(error).__name__}). Check its permissions") from error
     if not found:
@@ -209,15 +203,15 @@ def _find_local(path: str) -> list[InputFile]:
         pattern = f"{glob.escape(above)}{path[len(above) :]}"
         matches = [match for match in glob.glob(pattern, recursive=True) if _is_shown(os.path.basename(match))]
     if not matches and os.path.islink(path):
-        raise BrokenLinkError(path)
+        matches = [path]
     paths = {file for match in matches for file in (_walk(match) if os.path.isdir(match) else [match])}
     return list(map(_local_file, paths))
 
 
 def _local_file(path: str) -> InputFile:
-    """Return a file as listed. Raises BrokenLinkError for a link to a missing file."""
+    """Return a file as listed. Raises SampleError for a link to a missing file."""
     if os.path.islink(path) and not os.path.exists(path):
-        raise BrokenLinkError(path)
+        raise SampleError(f"{path} is a link to a missing file. Remove or fix it")
     found = os.stat(path)
     return InputFile(path, found.st_size, modified=found.st_mtime)
 

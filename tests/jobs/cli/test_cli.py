@@ -398,7 +398,6 @@ TURNED = {
     "RefusedYamlError",
     "UnreadableFileError",
     "UndecodableError",
-    "BrokenLinkError",
     "OverdueError",
     "CondensationError",
     "DamagedError",
