@@ -113,7 +113,7 @@ def read_rows(
     wanted = ColumnSelection(adapter, tuple(required), tuple(optional), dict(options.columns))
     found = read_files(spark, path, wanted, options, KNOWN_FIELDS)
     found.check_ids("Give every distinct row a unique id, or no id")
-    files, facts = found.files, found.parts.facts
+    files, facts = found.files, found.facts
     headers = [file.types for file in files] if adapter is None else []
     carried = carried_types(headers, [one.shapes for one in facts.values()])
     # A response in parts has citations without a column for them
