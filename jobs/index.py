@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from untold.jobs.inference.stage.bindings import bind_stage
-from untold.jobs.inference.stage.requests import invalid_rows
+from untold.jobs.inference.stage.requests import has_failed, invalid_rows
 from untold.jobs.inference.stage.runner import StageRunner
 from untold.jobs.inference.stage.start import Outcome, RunRequest, Start, open_endpoint, open_start
 from untold.jobs.inputs.checking import describe_left_out
@@ -29,6 +29,7 @@ from untold.jobs.retrieval.sources import (
     catalog_in,
     check_model,
     distinct_queries,
+    failure_rows,
     open_catalog,
     query_key,
     search_index,
@@ -42,7 +43,6 @@ from untold.jobs.tables import FAILURES, HITS
 from untold.udfs.redaction import redact
 from untold.udfs.retrieval.index_table import TABLE, Catalog, SearchTask
 from untold.udfs.retrieval.ranking import retrievers_of
-from untold.udfs.stages.arrow import UNASKED
 from untold.udfs.storage import StoragePath
 
 TABLES = ("failures", "usage")
@@ -279,11 +279,7 @@ def _finish_search(run: _Searching, hits: DataFrame, failures: DataFrame) -> Out
 
 def _failures(lost: DataFrame, invalid: DataFrame) -> DataFrame:
     """Return the rows of `failures`: queries without a vector, and invalid rows."""
-    null = F.lit(None).cast("string")
-    own = {"sample_id": F.col("query_id"), "metric": null, "stage": F.lit(STAGE)}
-    failed = lost.where(F.col("error_type") != UNASKED)
-    without = failed.select(*[own.get(name, F.col(name)).alias(name) for name in FAILURES.names])
-    return without.unionByName(invalid_rows(invalid))
+    return failure_rows(lost.where(has_failed()), "query_id").unionByName(invalid_rows(invalid))
 
 
 def show_hits(outcome: Outcome, request: SearchRequest, *, as_json: bool) -> None:

@@ -8,11 +8,12 @@ from functools import partial
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from untold.jobs.inference.stage.requests import has_failed, is_unasked
 from untold.jobs.inputs.samples import fingerprint
-from untold.jobs.retrieval.sources import STAGE, Ask, embed, row_ranges
+from untold.jobs.retrieval.sources import Ask, embed, failure_rows, row_ranges
 from untold.jobs.run.folders import Counted, Workspace, write_parquet
 from untold.jobs.run.session import map_rows, spark_schema
 from untold.jobs.settings.sections import IndexSettings
@@ -20,7 +21,6 @@ from untold.jobs.tables import FAILURES
 from untold.udfs.errors import UserError
 from untold.udfs.retrieval.chunks import CHUNKS, chunk_documents
 from untold.udfs.retrieval.index_table import LISTED, Catalog, IndexParameters, list_documents, write_table
-from untold.udfs.stages.arrow import UNASKED
 from untold.udfs.storage import StoragePath
 
 # A build that removes more documents replaces the table, which is faster than their deletion. No text is embedded again
@@ -114,13 +114,13 @@ class IndexBuilder:
     def _embed(self, chunks: DataFrame) -> _Embedded:
         """Return the chunks with their vectors. A document with a failed text is left out completely."""
         texts = chunks.select("text_id", "text").dropDuplicates(["text_id"])
-        counts = Counted({"failed": F.count_if(_has_failed()), "waiting": F.count_if(_is_waiting())})
+        counts = Counted({"failed": F.count_if(has_failed()), "waiting": F.count_if(is_unasked())})
         vectors = self.steps.keep(embed(self.ask, texts, "document", "text_id"), "vectors", counts)
         if not counts["failed"]:
             nothing = self.steps.spark.createDataFrame([], spark_schema(FAILURES))
             return _Embedded(chunks, vectors, nothing, 0, counts["waiting"])
-        wrong = chunks.select("document_id", "text_id").join(vectors.where(_has_failed()), on="text_id", how="inner")
-        failures = self.steps.keep(wrong.select(*_failure_columns()).distinct(), "failures")
+        wrong = chunks.select("document_id", "text_id").join(vectors.where(has_failed()), on="text_id", how="inner")
+        failures = self.steps.keep(failure_rows(wrong, "document_id").distinct(), "failures")
         failed = _documents_in(failures)
         whole = self.steps.keep(chunks.join(failed, on="document_id", how="left_anti"), "whole")
         return _Embedded(whole, vectors, failures, failed.count(), counts["waiting"])
@@ -169,17 +169,3 @@ class IndexBuilder:
 def _documents_in(failures: DataFrame) -> DataFrame:
     """Return document_id of the documents that failed."""
     return failures.select(F.col("sample_id").alias("document_id")).distinct()
-
-
-def _is_waiting() -> Column:
-    return F.coalesce(F.col("error_type") == UNASKED, F.lit(False))
-
-
-def _has_failed() -> Column:
-    return F.col("error_type").isNotNull() & ~_is_waiting()
-
-
-def _failure_columns() -> list[Column]:
-    """Return the columns of the table `failures` for documents with a text that has no vector."""
-    own = {"sample_id": F.col("document_id"), "metric": F.lit(None).cast("string"), "stage": F.lit(STAGE)}
-    return [own.get(name, F.col(name)).alias(name) for name in FAILURES.names]

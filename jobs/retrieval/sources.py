@@ -16,6 +16,7 @@ from untold.jobs.run.manifest import read_manifest
 from untold.jobs.run.session import map_rows, spark_schema, task_slots
 from untold.jobs.settings.model import Settings
 from untold.jobs.settings.sections import IndexSettings
+from untold.jobs.tables import FAILURES
 from untold.udfs.errors import UserError
 from untold.udfs.llm.keys import Stage
 from untold.udfs.retrieval.chunks import chunk_contexts
@@ -89,6 +90,12 @@ def embed(ask: Ask, rows: DataFrame, kind: str, key: str) -> DataFrame:
     """
     wanted = rows.select(key, "text", F.lit(kind).alias("kind"))
     return ask(STAGE, wanted, (key,)).select(key, "vector", *OUTCOME)
+
+
+def failure_rows(rows: DataFrame, key: str) -> DataFrame:
+    """Return the rows of the table `failures` for rows of `embed` without a vector. Their sample_id is in `key`."""
+    own = {"sample_id": F.col(key), "metric": F.lit(None).cast("string"), "stage": F.lit(STAGE)}
+    return rows.select(*[own.get(name, F.col(name)).alias(name) for name in FAILURES.names])
 
 
 WEB = "web_search"
@@ -227,11 +234,8 @@ class Knowledge:
         keys = ["sample_id", "key"] if source == "contexts" else ["key"]
         looks = {"index": self._in_index, "web": self._on_the_web, "contexts": self._in_contexts}
         look = looks[source or "contexts"]
-        found, lost = look(keyed, most)
-        columns = [*(F.col(name) for name in keys), *(_of(found, name) for name in FOUND)]
-        missed = [*(F.col(name) for name in keys), *(_of(lost, name) for name in FOUND)]
-        everything = found.select(*columns).unionByName(lost.select(*missed))
-        return self.steps.keep(keyed.join(everything, on=keys, how="left").drop("key"), "retrieved")
+        found, lost = (one.select(*keys, *(_of(one, name) for name in FOUND)) for one in look(keyed, most))
+        return self.steps.keep(keyed.join(found.unionByName(lost), on=keys, how="left").drop("key"), "retrieved")
 
     @property
     def _retrievers(self) -> tuple[str, ...]:
@@ -264,10 +268,7 @@ class Knowledge:
         """Return sample_id, key and hits in the sample's own contexts, and sample_id, key and the failures."""
         queries = self.steps.keep(rows.select("sample_id", "key", F.col("query").alias("text")).distinct(), "queries")
         chunks = self._chunks(queries)
-        texts, asked = (
-            self._vectors(chunks, "document", "text_id"),
-            self._vectors(queries, "query", "key"),
-        )
+        texts, asked = self._vectors(chunks, "document", "text_id"), self._vectors(queries, "query", "key")
         pieces = self.steps.keep(chunks.join(texts, on="text_id", how="left"), "pieces")
         wanted = self.steps.keep(queries.join(asked, on="key", how="left"), "wanted")
         has = F.col("error_type").isNull()
