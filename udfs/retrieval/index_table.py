@@ -196,8 +196,9 @@ def write_table(
         # A killed build may have added versions
         table.restore()
         for start in range(0, len(removed), DOCUMENTS_OF_A_DELETION):
-            names = ", ".join(map(_quoted, removed[start : start + DOCUMENTS_OF_A_DELETION]))
-            table.delete(f"document_id IN ({names})")
+            names = (name.replace("'", "''") for name in removed[start : start + DOCUMENTS_OF_A_DELETION])
+            literals = ", ".join(f"'{name}'" for name in names)
+            table.delete(f"document_id IN ({literals})")
     for rows in _shards(batches, making.schema, chunks_per_shard):
         if table is None:
             table = _connect(index).create_table(TABLE, rows, mode="overwrite")
@@ -212,11 +213,6 @@ def write_table(
     _write_indexes(table, making, lists, words=before is None or bool(removed))
     files = (StoragePath(index) / f"{TABLE}.lance").entries(recursive=True)
     return TableState(table.version, chunks, lists, sum(entry.size for entry in files))
-
-
-def _quoted(text: str) -> str:
-    """Return a text as a literal of SQL."""
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _shards(batches: Iterable[pa.RecordBatch], schema: pa.Schema, most: int) -> Iterator[pa.RecordBatchReader]:
