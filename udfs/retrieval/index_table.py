@@ -165,16 +165,6 @@ def _damaged(index: str, error: Exception) -> DamagedIndexError:
     )
 
 
-@dataclass(frozen=True)
-class TableState:
-    """The state of a table after a build: its version, its chunks, its inverted lists (0 for none) and its bytes."""
-
-    version: int
-    chunks: int
-    lists: int
-    size: int
-
-
 def write_table(
     index: str,
     making: IndexParameters,
@@ -182,13 +172,16 @@ def write_table(
     before: Catalog | None = None,
     removed: Sequence[str] = (),
     *,
+    documents: int,
+    content: str,
     exact_chunks: int,
     chunks_per_shard: int,
-) -> TableState:
-    """Write chunks (columns of `CHUNKS`, vector), and their indexes.
+) -> Catalog:
+    """Write chunks (columns of `CHUNKS`, vector), and their indexes, and return the index.
 
     before: the index to extend, None to replace the table. `removed`: ids of documents, whose chunks are deleted.
-    Rows are streamed. A shard is a file with at most `chunks_per_shard` new chunks.
+    `documents` and `content`: fields of the index. Rows are streamed. A shard is a file with at most `chunks_per_shard`
+    new chunks.
     """
     table = None
     if before is not None:
@@ -212,7 +205,7 @@ def write_table(
         lists = list_count(chunks)
     _write_indexes(table, making, lists, words=before is None or bool(removed))
     files = (StoragePath(index) / f"{TABLE}.lance").entries(recursive=True)
-    return TableState(table.version, chunks, lists, sum(entry.size for entry in files))
+    return Catalog(making, documents, content, table.version, chunks, lists, sum(entry.size for entry in files))
 
 
 def _shards(batches: Iterable[pa.RecordBatch], schema: pa.Schema, most: int) -> Iterator[pa.RecordBatchReader]:

@@ -66,16 +66,17 @@ def write(
     rows = [{**chunk, "vector": unit(chunk["text"])} for chunk in chunks_of(documents, making)]
     batch = pa.RecordBatch.from_pylist(rows, pa.schema([*CHUNKS, ("vector", pa.list_(pa.float32()))]))
     batches = [batch] if rows else []
-    state = write_table(
+    return write_table(
         str(index),
         making,
         batches,
         before,
         removed,
+        documents=len(documents),
+        content="content",
         exact_chunks=exact_chunks,
         chunks_per_shard=chunks_per_shard,
     )
-    return Catalog(making, len(documents), "content", **vars(state))
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
@@ -327,7 +328,8 @@ def test_no_shard_has_more_chunks_than_the_setting(tmp_path: Path) -> None:
     rows = [{**chunk, "vector": unit(chunk["text"])} for chunk in chunks_of({"a": "one " * 38})]
     schema = pa.schema([*CHUNKS, ("vector", pa.list_(pa.float32()))])
     batches = [pa.RecordBatch.from_pylist(rows[first : first + 3], schema) for first in range(0, len(rows), 3)]
-    state = write_table(str(tmp_path), MAKING, batches, exact_chunks=EXACT, chunks_per_shard=5)
-    ids = open_table(str(tmp_path), state.version).search().with_row_id(True).to_arrow()["_rowid"].to_pylist()
+    limits = {"exact_chunks": EXACT, "chunks_per_shard": 5}
+    catalog = write_table(str(tmp_path), MAKING, batches, documents=1, content="", **limits)
+    ids = open_table(str(tmp_path), catalog.version).search().with_row_id(True).to_arrow()["_rowid"].to_pylist()
     # The upper half of the id of a row is the number of its file
     assert sorted(Counter(one >> 32 for one in ids).values()) == [4, 5]
