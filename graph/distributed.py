@@ -36,81 +36,6 @@ class StepStore(Protocol):
         """Return the number of rows. For results of `keep` it is free."""
 
 
-@dataclass(frozen=True)
-class Walker:
-    """Walks the edges of a graph of any size. `limit` is the maximum number of edges per task."""
-
-    workspace: StepStore
-    limit: int
-
-    def spread(self, seeds: DataFrame, edges: DataFrame, size: int) -> DataFrame:
-        """Return the seeds (id) and the ids that paths from them reach along `size` edges (source, target).
-
-        A round follows all paths within each range of edges. Rounds end when no range finds a new id.
-        """
-        reached = seeds.select("id").distinct()
-        if not size:
-            return reached
-        if size <= self.limit:
-            found = self._run_parts(_as_part(edges), 1, reached, _spread_batches)
-            return self.workspace.keep(reached.unionByName(found).distinct())
-        # Ids follow the order of graphs. A range by source keeps the edges of a graph together, so paths rarely change
-        # ranges. The target divides the edges of one hub
-        reached, walked = self.workspace.keep(reached), self._divide(edges, size, "source", "target")
-        while True:
-            found = self._run_parts(walked, self._parts(size), reached, _spread_batches)
-            fresh = self.workspace.keep(found.join(reached, on="id", how="left_anti"))
-            if not self.workspace.count(fresh):
-                return reached
-            reached = self.workspace.keep(reached.unionByName(fresh))
-
-    def find_core(self, edges: DataFrame) -> DataFrame:
-        """Return the edges on cycles and between cycles.
-
-        A vertex that cannot reach a cycle, or cannot be reached from one, is its own component. Both kinds are removed
-        before the component search.
-        """
-        after = self.workspace.keep(self.peel(edges, self.workspace.count(edges)))
-        return self.workspace.keep(turned(self.peel(turned(after), self.workspace.count(after))))
-
-    def peel(self, edges: DataFrame, size: int) -> DataFrame:
-        """Return those of `size` edges (source, target) that are on a cycle or reachable from one."""
-        # By target only: a task can judge a node only if it has all edges that enter it
-        walked = _as_part(edges) if size <= self.limit else self._divide(edges, size, "target")
-        alive = walked.select(F.col("target").alias("id")).distinct()
-        if size <= self.limit:
-            alive = self._run_parts(walked, 1, alive, _peel_batches)
-        else:
-            alive = self._peel_parts(walked, self._parts(size), self.workspace.keep(alive))
-        sources = alive.select(F.col("id").alias("source"))
-        return walked.join(sources, on="source", how="left_semi").select("source", "target")
-
-    def _peel_parts(self, walked: DataFrame, parts: int, alive: DataFrame) -> DataFrame:
-        """Return the ids (id) that still have an incoming edge when a round changes nothing. Rounds only remove ids."""
-        before, left = -1, self.workspace.count(alive)
-        while left not in (0, before):
-            alive = self.workspace.keep(self._run_parts(walked, parts, alive, _peel_batches))
-            before, left = left, self.workspace.count(alive)
-        return alive
-
-    def _parts(self, size: int) -> int:
-        """Return the number of ranges of at most `limit` edges."""
-        return -(-size // self.limit)
-
-    def _divide(self, edges: DataFrame, size: int, *by: str) -> DataFrame:
-        """Return the edges in ranges of `by` that fit a task: source, target, part."""
-        divided = edges.repartitionByRange(self._parts(size), *by)
-        return self.workspace.keep(divided.select("source", "target", F.spark_partition_id().alias("part")))
-
-    def _run_parts(self, edges: DataFrame, parts: int, marked: DataFrame, run: Walk) -> DataFrame:
-        """Return the distinct ids that `run` returns for the parts. Sources in `marked` (id) are marked."""
-        marks = marked.select(F.col("id").alias("source"), F.lit(True).alias("marked"))
-        flagged = edges.join(marks, on="source", how="left").select("part", "source", "target", flag("marked"))
-        # By the number itself: with a hash, two ranges could be in one task and exceed the limit
-        placed = flagged.repartitionById(parts, "part").select("source", "target", "marked")
-        return placed.mapInArrow(run, IDS).distinct()
-
-
 def _as_part(edges: DataFrame) -> DataFrame:
     """Return all edges as one part: source, target, part."""
     return edges.select("source", "target", F.lit(0).alias("part"))
@@ -253,11 +178,6 @@ class Condensation:
     workspace: StepStore
     limit: int
 
-    @property
-    def _walker(self) -> Walker:
-        """Return a walker with the same limit and workspace."""
-        return Walker(self.workspace, self.limit)
-
     def condense(self, nodes: DataFrame, edges: DataFrame) -> Condensed:
         """Return the result of `condensation.condense_batches` as rows.
 
@@ -281,7 +201,7 @@ class Condensation:
         self.verify(labels, links, quotient)
         responses = vertices.where("response").select("id")
         seeds = labels.join(responses, on="id", how="left_semi").select(F.col("component").alias("id"))
-        found = self._walker.spread(seeds, quotient, self.workspace.count(quotient))
+        found = self.spread(seeds, quotient, self.workspace.count(quotient))
         reached = found.select(F.col("id").alias("component"), F.lit(True).alias("reached"))
         solved = labels.join(reached, on="component", how="left").select("id", "component", flag("reached"))
         return Solution(self.workspace.keep(solved, "solution"), quotient)
@@ -313,7 +233,7 @@ class Condensation:
             if on_cycles:
                 labels, remaining = self._contract(labels, large, self._ask_strong(large))
             else:
-                remaining = self._walker.find_core(large)
+                remaining = self.find_core(large)
             on_cycles = not on_cycles
 
     def verify(self, labels: DataFrame, edges: DataFrame, quotient: DataFrame) -> None:
@@ -330,12 +250,12 @@ class Condensation:
         within = self.workspace.keep(_within(edges, labels), "links-within-classes")
         size, heads = self.workspace.count(within), members.select(F.col("component").alias("id"))
         apart = [
-            members.join(self._walker.spread(heads, walked, size), on="id", how="left_anti")
+            members.join(self.spread(heads, walked, size), on="id", how="left_anti")
             for walked in (within, turned(within))
         ]
         if lost := self.workspace.count(apart[0].unionByName(apart[1]).distinct()):
             raise CondensationError(f"{lost:,} nodes are in a class whose other nodes they do not entail in turn")
-        if self.workspace.count(self._walker.peel(quotient, self.workspace.count(quotient)).limit(1)):
+        if self.workspace.count(self.peel(quotient, self.workspace.count(quotient)).limit(1)):
             raise CondensationError("the strongly connected components are incomplete: a cycle of components remains")
 
     def _find_pairs(self, members: DataFrame, edges: DataFrame) -> DataFrame:
@@ -432,7 +352,74 @@ class Condensation:
         leaving = self.workspace.keep(quotient.join(kinds, on="source", how="inner"))
         first = leaving.where("is_statement").select(F.col("target").alias("id"))
         between = leaving.where("not is_statement")
-        return self._walker.spread(first, between, self.workspace.count(between))
+        return self.spread(first, between, self.workspace.count(between))
+
+    def spread(self, seeds: DataFrame, edges: DataFrame, size: int) -> DataFrame:
+        """Return the seeds (id) and the ids that paths from them reach along `size` edges (source, target).
+
+        A round follows all paths within each range of edges. Rounds end when no range finds a new id.
+        """
+        reached = seeds.select("id").distinct()
+        if not size:
+            return reached
+        if size <= self.limit:
+            found = self._run_parts(_as_part(edges), 1, reached, _spread_batches)
+            return self.workspace.keep(reached.unionByName(found).distinct())
+        # Ids follow the order of graphs. A range by source keeps the edges of a graph together, so paths rarely change
+        # ranges. The target divides the edges of one hub
+        reached, walked = self.workspace.keep(reached), self._divide(edges, size, "source", "target")
+        while True:
+            found = self._run_parts(walked, self._parts(size), reached, _spread_batches)
+            fresh = self.workspace.keep(found.join(reached, on="id", how="left_anti"))
+            if not self.workspace.count(fresh):
+                return reached
+            reached = self.workspace.keep(reached.unionByName(fresh))
+
+    def find_core(self, edges: DataFrame) -> DataFrame:
+        """Return the edges on cycles and between cycles.
+
+        A vertex that cannot reach a cycle, or cannot be reached from one, is its own component. Both kinds are removed
+        before the component search.
+        """
+        after = self.workspace.keep(self.peel(edges, self.workspace.count(edges)))
+        return self.workspace.keep(turned(self.peel(turned(after), self.workspace.count(after))))
+
+    def peel(self, edges: DataFrame, size: int) -> DataFrame:
+        """Return those of `size` edges (source, target) that are on a cycle or reachable from one."""
+        # By target only: a task can judge a node only if it has all edges that enter it
+        walked = _as_part(edges) if size <= self.limit else self._divide(edges, size, "target")
+        alive = walked.select(F.col("target").alias("id")).distinct()
+        if size <= self.limit:
+            alive = self._run_parts(walked, 1, alive, _peel_batches)
+        else:
+            alive = self._peel_parts(walked, self._parts(size), self.workspace.keep(alive))
+        sources = alive.select(F.col("id").alias("source"))
+        return walked.join(sources, on="source", how="left_semi").select("source", "target")
+
+    def _peel_parts(self, walked: DataFrame, parts: int, alive: DataFrame) -> DataFrame:
+        """Return the ids (id) that still have an incoming edge when a round changes nothing. Rounds only remove ids."""
+        before, left = -1, self.workspace.count(alive)
+        while left not in (0, before):
+            alive = self.workspace.keep(self._run_parts(walked, parts, alive, _peel_batches))
+            before, left = left, self.workspace.count(alive)
+        return alive
+
+    def _parts(self, size: int) -> int:
+        """Return the number of ranges of at most `limit` edges."""
+        return -(-size // self.limit)
+
+    def _divide(self, edges: DataFrame, size: int, *by: str) -> DataFrame:
+        """Return the edges in ranges of `by` that fit a task: source, target, part."""
+        divided = edges.repartitionByRange(self._parts(size), *by)
+        return self.workspace.keep(divided.select("source", "target", F.spark_partition_id().alias("part")))
+
+    def _run_parts(self, edges: DataFrame, parts: int, marked: DataFrame, run: Walk) -> DataFrame:
+        """Return the distinct ids that `run` returns for the parts. Sources in `marked` (id) are marked."""
+        marks = marked.select(F.col("id").alias("source"), F.lit(True).alias("marked"))
+        flagged = edges.join(marks, on="source", how="left").select("part", "source", "target", flag("marked"))
+        # By the number itself: with a hash, two ranges could be in one task and exceed the limit
+        placed = flagged.repartitionById(parts, "part").select("source", "target", "marked")
+        return placed.mapInArrow(run, IDS).distinct()
 
 
 def _number(nodes: DataFrame) -> DataFrame:

@@ -25,13 +25,13 @@ from untold.jobs.inputs.samples import fingerprint, show_invalid
 from untold.jobs.retrieval.index_build import CorpusError, IndexBuild, IndexBuilder
 from untold.jobs.retrieval.sources import (
     STAGE,
-    Searcher,
     SearchError,
     catalog_in,
     check_model,
     distinct_queries,
     open_catalog,
     query_key,
+    search_index,
 )
 from untold.jobs.run.folders import Counted
 from untold.jobs.run.output import shown
@@ -40,7 +40,8 @@ from untold.jobs.run.terminal import Display, amount, print_lines
 from untold.jobs.run_tables import place_of_table
 from untold.jobs.tables import FAILURES, HITS
 from untold.udfs.redaction import redact
-from untold.udfs.retrieval.index_table import TABLE, Catalog
+from untold.udfs.retrieval.index_table import TABLE, Catalog, SearchTask
+from untold.udfs.retrieval.ranking import retrievers_of
 from untold.udfs.storage import StoragePath
 
 TABLES = ("failures", "usage")
@@ -192,17 +193,16 @@ class _Searching:
     def hits(self, queries: DataFrame) -> tuple[DataFrame, DataFrame]:
         """Return the columns of the table `hits` for queries (query_id, query), and the queries without a vector."""
         request = self.request
-        searcher = Searcher(
-            self.start.workspace,
+        task = SearchTask(
             request.index,
-            self.catalog,
-            self.runner.ask,
+            self.catalog.version,
+            retrievers_of(request.retriever),
             request.top,
-            request.retriever,
             request.settings.index.nprobe,
             request.exact,
         )
-        found, lost = searcher.search(distinct_queries(queries, "query"))
+        distinct = distinct_queries(queries, "query")
+        found, lost = search_index(self.start.workspace, self.runner.ask, task, distinct)
         keyed = queries.withColumn("key", query_key("query"))
         hits = keyed.join(found.withColumnRenamed("query", "key"), on="key", how="inner").select(*HITS.names)
         return hits, keyed.join(lost.withColumnRenamed("query", "key"), on="key", how="inner")

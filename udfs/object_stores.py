@@ -70,10 +70,9 @@ class Root(NamedTuple):
 
 
 class WrittenObject(NamedTuple):
-    """The content of an object, its time (seconds since 1970, by the clock of the store), and a tag of this version."""
+    """The content of an object, and a tag of this version."""
 
     content: bytes
-    modified: float
     tag: Mapping[str, Any]
 
 
@@ -168,11 +167,11 @@ def put(root: Root, path: str, content: bytes | IO[bytes]) -> None:
 
 
 def read(root: Root, path: str) -> WrittenObject | None:
-    """Return an object with its time and tag, or None if it does not exist. Raises OSError."""
+    """Return an object with its tag, or None if it does not exist. Raises OSError."""
 
     def get() -> WrittenObject:
         found = open_store(root).get(path)
-        return WrittenObject(bytes(found.bytes()), found.meta["last_modified"].timestamp(), _tag(found.meta))
+        return WrittenObject(bytes(found.bytes()), _tag(found.meta))
 
     try:
         return _asked(get)

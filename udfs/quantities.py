@@ -351,7 +351,9 @@ def _read_factors(words: list[tuple[str, int]]) -> list[_Factor]:
     while words:
         before = _POWERS.get(words[0][0].lower(), 1) if len(words) > 1 else 1
         words = words[before > 1 :]
-        sizes = [size for size in range(min(_MAX_PHRASE, len(words)), 0, -1) if not _has_power(words[: size - 1])]
+        lengths = range(min(_MAX_PHRASE, len(words)), 0, -1)
+        # An exponent ends a name of several words
+        sizes = [size for size in lengths if all(power == 1 for _, power in words[: size - 1])]
         found = ((size, _read_phrase("_".join(word for word, _ in words[:size]))) for size in sizes)
         size, units = next(((size, units) for size, units in found if units), (0, ()))
         if not units:
@@ -361,11 +363,6 @@ def _read_factors(words: list[tuple[str, int]]) -> list[_Factor]:
         words = words[after > 1 :]
         factors.append((units, before * after * power))
     return factors
-
-
-def _has_power(words: list[tuple[str, int]]) -> bool:
-    """Return True if a word has an exponent. An exponent ends a name of several words."""
-    return any(power != 1 for _, power in words)
 
 
 def _multiply(choice: tuple[tuple[_RootUnit, int], ...]) -> _RootUnit:

@@ -200,7 +200,7 @@ class StoragePath:
         return object_stores.put_if(*self.root, content, tag)
 
     def read_written(self) -> object_stores.WrittenObject | None:
-        """Return an object with its time and its tag, or None if it does not exist."""
+        """Return an object with its tag, or None if it does not exist."""
         return object_stores.read(*self.root)
 
     def make_folder(self) -> None:

@@ -95,7 +95,10 @@ def input_files(
     files, others = listed_files(path, adapter)
     if adapter is None or adapter.read is None:
         return inspect_files(files[:most], options), tuple(PurePath(file.path).name for file in others)
-    return [replace(file, encoding=encoding_of(file.path, options.encoding)) for file in files[:most]], ()
+    delimiter = options.delimiter or ""
+    return [
+        replace(file, encoding=encoding_of(file.path, options.encoding), delimiter=delimiter) for file in files[:most]
+    ], ()
 
 
 def listed_files(path: str, adapter: Adapter | None) -> tuple[list[InputFile], list[InputFile]]:

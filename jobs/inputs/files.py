@@ -20,7 +20,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from untold.jobs.inputs.options import ReadOptions as ReadOptions
-from untold.jobs.lakehouse.base import LakehouseError, NoTableError
+from untold.jobs.lakehouse.base import LakehouseError, ListedFile, NoTableError
 from untold.jobs.lakehouse.inputs import TableName, read_table, table_named
 from untold.udfs.errors import UserError
 from untold.udfs.samples.conversion import QUESTION_ID
@@ -68,34 +68,23 @@ class NoInputError(SampleError):
     """An input without a file or without a row."""
 
 
-class BrokenLinkError(OSError):
-    """A link to a missing file. The text is the path of the link."""
-
-
 AS_THEY_ARE = ReadOptions()
 
 
 @dataclass(frozen=True)
-class InputFile:
-    """A file: its size in bytes, its kind, its columns with types, and its rows by row group.
+class InputFile(ListedFile):
+    """A file of an input: its kind, its columns with types, and its rows by row group.
 
     `kind` is parquet, csv, lines or array (both JSON), and empty before `inspect_files`. `types` is by column, with our
     names, of Arrow. A type is None in CSV. The mapping is empty for JSON, where only reading the whole file would find
     the columns.
     """
 
-    path: str
-    size: int
     kind: str = ""
     types: Mapping[str, pa.DataType | None] = field(default_factory=dict)
     row_groups: tuple[int, ...] = ()
     encoding: str = UTF_8
     delimiter: str = ","
-    # Seconds since 1970, 0 if unknown
-    modified: float = 0.0
-    # Values of columns that the file lacks, from its table or its folders, and the columns of a table by field id
-    constants: Mapping[str, pa.Scalar[Any]] = field(default_factory=dict)
-    names: Mapping[int, str] = field(default_factory=dict)
 
     def unit(self, number: int = 0, start: int = 0, length: int = 0, group: int = 0) -> Unit:
         """Return a part of the file for a task, by default the whole file. `number` is its position in the input."""
@@ -129,8 +118,6 @@ def find_files(path: str) -> list[InputFile]:
         return _find_of_table(path, table)
     try:
         found = _find_remote(path) if is_remote(path) else _find_local(local_path(path))
-    except BrokenLinkError as error:
-        raise SampleError(f"{error} is a link to a missing file. Remove or fix it") from error
     except (OSError, pa.ArrowException, ValueError) as error:
         raise SampleError(f"{path} cannot be listed ({type(error).__name__}). Check its permissions") from error
     if not found:
@@ -216,15 +203,15 @@ def _find_local(path: str) -> list[InputFile]:
         pattern = f"{glob.escape(above)}{path[len(above) :]}"
         matches = [match for match in glob.glob(pattern, recursive=True) if _is_shown(os.path.basename(match))]
     if not matches and os.path.islink(path):
-        raise BrokenLinkError(path)
+        matches = [path]
     paths = {file for match in matches for file in (_walk(match) if os.path.isdir(match) else [match])}
     return list(map(_local_file, paths))
 
 
 def _local_file(path: str) -> InputFile:
-    """Return a file as listed. Raises BrokenLinkError for a link to a missing file."""
+    """Return a file as listed. Raises SampleError for a link to a missing file."""
     if os.path.islink(path) and not os.path.exists(path):
-        raise BrokenLinkError(path)
+        raise SampleError(f"{path} is a link to a missing file. Remove or fix it")
     found = os.stat(path)
     return InputFile(path, found.st_size, modified=found.st_mtime)
 

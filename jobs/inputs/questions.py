@@ -57,8 +57,7 @@ def _read_known(
 ) -> Samples:
     """Return questions of a known data set. Missing contexts become empty lists."""
     found = read_rows(spark, path, FORMATS[format], limit, ("query",), draw, tuple(OPTIONAL_TYPES), options)
-    nothing = F.array().cast(CONTEXTS_TYPE)
-    contexts = F.coalesce("contexts", nothing) if "contexts" in found.samples.columns else nothing
+    contexts = F.coalesce("contexts", F.array().cast(CONTEXTS_TYPE))
     samples = found.samples.select("sample_id", "query", contexts.alias("contexts"), *_rest(found.samples))
     return replace(found, samples=samples)
 
@@ -79,7 +78,7 @@ def _join_contexts(
     # After the join, because drawn rows without contexts would be missing
     drawn = all_questions if draw is None else draw.keep(all_questions)
     count = joined if draw is None else drawn.count()
-    questions = _first(drawn, limit) if limit is not None and limit < count else drawn
+    questions = drawn.orderBy("sample_id").limit(limit) if limit is not None and limit < count else drawn
     invalid = _invalid_of([asked.invalid, given.invalid], questions)
     found = Samples(
         samples=questions.select("sample_id", "query", "contexts", *_rest(questions)),
@@ -91,11 +90,6 @@ def _join_contexts(
         columns=asked.columns | given.columns,
     )
     return found, _describe_left_out((path, asked.row_count), (contexts, given.row_count), joined)
-
-
-def _first(questions: DataFrame, limit: int) -> DataFrame:
-    """Return the first questions by id."""
-    return questions.orderBy("sample_id").limit(limit)
 
 
 def _rest(questions: DataFrame) -> list[Column]:

@@ -57,19 +57,12 @@ def read_fields(known: Sequence[T.StructField]) -> T.StructType:
     )
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The facts of an input by file, and the start of each part (`STARTS` without the path).
+def read_parts(found: Sequence[str]) -> tuple[dict[int, FileFacts], list[tuple[int, int, int, int]]]:
+    """Return the facts of an input by file, and the start of each part (`STARTS` without the path).
 
-    `rows_before`: rows of its file before it, including blank lines. `numbers_before`: records of all files before it.
+    found: the facts of parts (`untold.udfs.samples.batches.UnitProgress.facts`). `rows_before`: rows of its file before
+    the part, including blank lines. `numbers_before`: records of all files before it.
     """
-
-    facts: Mapping[int, FileFacts]
-    starts: Sequence[tuple[int, int, int, int]]
-
-
-def read_parts(found: Sequence[str]) -> Parts:
-    """Merge the facts of all parts (`untold.udfs.samples.batches.UnitProgress.facts`) by file."""
     merged: dict[int, FileFacts] = {}
     starts: list[tuple[int, int, int, int]] = []
     lines: dict[int, int] = {}
@@ -85,7 +78,7 @@ def read_parts(found: Sequence[str]) -> Parts:
             problem = undecodable(before + line, encoding)
         facts = FileFacts(frozenset(plain["columns"]), plain["shapes"], plain["rows"], problem)
         merged[file] = merged.get(file, FileFacts()).merge(facts)
-    return Parts(merged, starts)
+    return merged, starts
 
 
 @dataclass(frozen=True)
@@ -94,8 +87,8 @@ class ReadRows:
 
     `stored`: a row per row of the files, with the position (`PLACE`), content, error, the known columns, and rest (the
     other columns, packed); and a row per part of a file, with facts. `by_id`: a row per id with n, low and high (least
-    and greatest content), and broken (rows with an error). The numbers are of all rows, of ids, of ids with a usable
-    row, of ids with two contents, and of rows with an error.
+    and greatest content), and broken (rows with an error). `facts` and `starts` are the result of `read_parts`. The
+    numbers are of all rows, of ids, of ids with a usable row, of ids with two contents, and of rows with an error.
     """
 
     stored: DataFrame
@@ -103,7 +96,8 @@ class ReadRows:
     key: str
     files: Sequence[InputFile]
     left_out: Sequence[str]
-    parts: Parts
+    facts: Mapping[int, FileFacts]
+    starts: Sequence[tuple[int, int, int, int]]
     total: int
     distinct: int
     usable: int
@@ -118,11 +112,11 @@ class ReadRows:
     @property
     def columns(self) -> frozenset[str]:
         """The columns of all rows, with our names."""
-        return frozenset[str]().union(*(facts.columns for facts in self.parts.facts.values()))
+        return frozenset[str]().union(*(facts.columns for facts in self.facts.values()))
 
     def placed(self, rows: DataFrame) -> DataFrame:
         """Add the columns of `STARTS` to rows with a position, and `row`, the 1-based row in the file."""
-        starts = [(file, block, self.files[file].path, *before) for file, block, *before in self.parts.starts]
+        starts = [(file, block, self.files[file].path, *before) for file, block, *before in self.starts]
         known = F.broadcast(rows.sparkSession.createDataFrame(starts, STARTS))
         return rows.join(known, on=["file", "block"], how="left").withColumn("row", F.col("rows_before") + F.col("n"))
 
@@ -173,7 +167,7 @@ def read_files(
     read = partial(read_batches, wanted=wanted, schema=arrow_schema(spark, schema))
     # On disk, because an input may be larger than the memory of all workers
     found = count_rows(units.mapInArrow(read, schema).persist(StorageLevel.DISK_ONLY), wanted.key, files, left_out)
-    facts = with_names(found.parts.facts, files, wanted.names)
+    facts = with_names(found.facts, files, wanted.names)
     check_columns(path, files, facts, needed(wanted.adapter, wanted.required), options.columns)
     if not found.total:
         raise NoInputError(f"{path} has no {'rows' if wanted.names else 'samples'}. Give a file with at least one row")
@@ -202,8 +196,8 @@ def count_rows(stored: DataFrame, key: str, files: Sequence[InputFile], left_out
         .collect()[0]
         .asDict()
     )
-    parts = read_parts(counts.pop("facts"))
-    return ReadRows(stored, by_id.where(is_row), key, files, left_out, parts, **counts)
+    facts, starts = read_parts(counts.pop("facts"))
+    return ReadRows(stored, by_id.where(is_row), key, files, left_out, facts, starts, **counts)
 
 
 def arrow_schema(spark: SparkSession, schema: T.StructType) -> pa.Schema:

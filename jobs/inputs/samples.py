@@ -113,7 +113,7 @@ def read_rows(
     wanted = ColumnSelection(adapter, tuple(required), tuple(optional), dict(options.columns))
     found = read_files(spark, path, wanted, options, KNOWN_FIELDS)
     found.check_ids("Give every distinct row a unique id, or no id")
-    files, facts = found.files, found.parts.facts
+    files, facts = found.files, found.facts
     headers = [file.types for file in files] if adapter is None else []
     carried = carried_types(headers, [one.shapes for one in facts.values()])
     # A response in parts has citations without a column for them
@@ -158,8 +158,8 @@ def _choose(
     if whole_rows:
         raise SampleError("a row of this format can belong to several strata. Remove stratify")
     kept = _kept(found, None)
-    drawn = draw.by_stratum(kept if set(draw.stratify) <= set(KNOWN) else typed(kept))
-    return lambda rows: rows.join(drawn.ids, on="sample_id", how="left_semi"), {**shown, "strata": drawn.strata}
+    ids, strata = draw.by_stratum(kept if set(draw.stratify) <= set(KNOWN) else typed(kept))
+    return lambda rows: rows.join(ids, on="sample_id", how="left_semi"), {**shown, "strata": strata}
 
 
 def show_invalid(

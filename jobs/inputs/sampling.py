@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark import StorageLevel
@@ -47,13 +47,14 @@ class Draw:
     def keep(self, rows: DataFrame) -> DataFrame:
         """Return the drawn rows, by their sample_id. Raises DrawError and SampleError as `by_stratum` does."""
         if self.stratify:
-            return rows.join(self.by_stratum(rows).ids, on="sample_id", how="left_semi")
+            return rows.join(self.by_stratum(rows)[0], on="sample_id", how="left_semi")
         return rows.where(self.among(rows))
 
-    def by_stratum(self, strata: DataFrame) -> Drawn:
+    def by_stratum(self, strata: DataFrame) -> tuple[DataFrame, list[dict[str, Any]]]:
         """Draw samples from `strata`: sample_id and the columns of `stratify`, a row per sample.
 
-        Raises DrawError for more strata than rows to draw, and SampleError for a missing column.
+        Returns their ids (column sample_id), and for each stratum its values, rows and of, empty for more than
+        `SHOWN_STRATA` strata. Raises DrawError for more strata than rows to draw, and SampleError for a missing column.
         """
         for name in self.stratify:
             if name not in strata.columns:
@@ -78,20 +79,11 @@ class Draw:
             {**json.loads(row["stratum"]), "rows": share, "of": row["of"]}
             for row, share in zip(found, shares, strict=True)
         ]
-        return Drawn(ids, sum(shares), listed if len(listed) <= SHOWN_STRATA else [])
+        return ids, listed if len(listed) <= SHOWN_STRATA else []
 
     def _key(self, row: Column) -> Column:
         # A hash does not depend on the order or the partitioning of rows, unlike a random number
         return F.sha2(F.concat_ws(":", F.lit(str(self.seed)), row), 256)
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A draw by strata: `ids` (column sample_id), the number of rows, and for each stratum its values, rows and of."""
-
-    ids: DataFrame
-    rows: int
-    strata: list[dict[str, Any]] = field(default_factory=list)
 
 
 def allocate(counts: Sequence[int], rows: int) -> list[int]:

@@ -34,11 +34,11 @@ class NoTableError(LakehouseError):
 
 
 @dataclass(frozen=True)
-class TableFile:
-    """A Parquet file of a table.
+class ListedFile:
+    """A file of a folder or a table: its path, its size in bytes, and its time in seconds since 1970, 0 if unknown.
 
-    `constants` are the values of partition columns, which need not be in the file. `names` are the columns of an
-    Iceberg table by field id.
+    `constants` are the values of columns that the file need not have, from its folders or from the partition of its
+    table. `names` are the columns of an Iceberg table by field id.
     """
 
     path: str
@@ -52,7 +52,7 @@ class TableVersion(NamedTuple):
     """A version of a table, as it is written after an `@`, and the files of the table or of a partition."""
 
     version: str
-    files: Sequence[TableFile]
+    files: Sequence[ListedFile]
 
 
 def in_partition(what: str, files: Iterable[tuple[File, Mapping[str, str]]], wanted: Mapping[str, str]) -> list[File]:

@@ -34,27 +34,24 @@ def read_version(path: str, version: str | datetime | None, wanted: Mapping[str,
                 f"delta:{path} is not a Delta table. Check the path and the version (such as @v12, or a time)"
             ) from error
         _load(table, path, version)
-        files = [_file(place, row) for row in _rows(pa.table(table.get_add_actions(flatten=False)))]
+        files = _files(place, pa.table(table.get_add_actions(flatten=False)))
         parts = [{name: str(value.as_py()) for name, value in file.constants.items()} for file in files]
         chosen = base.in_partition(f"delta:{path}", zip(files, parts, strict=True), wanted)
         _check_readable(table, path, chosen)
     return base.TableVersion(f"v{table.version()}", chosen)
 
 
-def _rows(actions: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows of add actions, with `constants`: the values of partition columns as typed Arrow scalars."""
-    rows: list[dict[str, Any]] = actions.select(["path", "size_bytes", "modification_time"]).to_pylist()
-    partitions = actions.column("partition") if "partition" in actions.column_names else []
-    for row, values in zip(rows, partitions, strict=False):
-        row["constants"] = dict(values.items())
-    return rows
-
-
-def _file(place: str, row: Mapping[str, Any]) -> base.TableFile:
-    path, seconds = unquote(row["path"]), row["modification_time"] / 1000
-    # A clone has full paths to the files of another table
-    whole = StoragePath(path).spark if "://" in path else f"{place}/{path}"
-    return base.TableFile(whole, row["size_bytes"], seconds, row.get("constants", {}))
+def _files(place: str, actions: pa.Table) -> list[base.ListedFile]:
+    """Return the files of add actions. The values of partition columns are typed Arrow scalars."""
+    rows = actions.select(["path", "size_bytes", "modification_time"]).to_pylist()
+    partitions = actions.column("partition") if "partition" in actions.column_names else [{}] * len(rows)
+    files = []
+    for row, values in zip(rows, partitions, strict=True):
+        path = unquote(row["path"])
+        # A clone has full paths to the files of another table
+        whole = StoragePath(path).spark if "://" in path else f"{place}/{path}"
+        files.append(base.ListedFile(whole, row["size_bytes"], row["modification_time"] / 1000, dict(values.items())))
+    return files
 
 
 def _load(table: DeltaTable, path: str, version: str | datetime | None) -> None:
@@ -71,7 +68,7 @@ def _load(table: DeltaTable, path: str, version: str | datetime | None) -> None:
         table.load_as_version(version)
 
 
-def _check_readable(table: DeltaTable, path: str, files: Sequence[base.TableFile]) -> None:
+def _check_readable(table: DeltaTable, path: str, files: Sequence[base.ListedFile]) -> None:
     """Raise LakehouseError if a Parquet reader would not see the rows or the column names of the table."""
     mode = table.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mode != "none":
@@ -86,7 +83,7 @@ def _check_readable(table: DeltaTable, path: str, files: Sequence[base.TableFile
         )
 
 
-def _has_vectors(table: DeltaTable, files: Sequence[base.TableFile]) -> bool:
+def _has_vectors(table: DeltaTable, files: Sequence[base.ListedFile]) -> bool:
     """Return True if rows of these files are marked as deleted. Names of files are unique."""
     names = {file.path.rpartition("/")[2] for file in files}
     marked = pa.table(table.deletion_vectors()).column("filepath").to_pylist()

@@ -94,7 +94,7 @@ def _check_readable(name: str, tasks: Sequence[FileScanTask], schema: Schema) ->
 
 def _file(
     task: FileScanTask, specs: Mapping[int, PartitionSpec], schema: Schema, columns: Mapping[int, str]
-) -> base.TableFile:
+) -> base.ListedFile:
     """Return a file with the values of identity partition columns, because the file need not have them."""
     types = schema_to_pyarrow(schema)
     constants = {}
@@ -103,7 +103,7 @@ def _file(
             column = columns[part.source_id]
             constants[column] = pa.scalar(task.file.partition[position], types.field(column).type)
     path = StoragePath(task.file.file_path).spark
-    return base.TableFile(path, task.file.file_size_in_bytes, constants=constants, names=columns)
+    return base.ListedFile(path, task.file.file_size_in_bytes, constants=constants, names=columns)
 
 
 def _parts(task: FileScanTask, specs: Mapping[int, PartitionSpec], schema: Schema) -> dict[str, str]:

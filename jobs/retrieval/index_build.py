@@ -134,20 +134,20 @@ class IndexBuilder:
         if before is None and not self.steps.count(embedded.chunks):
             return None
         making = before.making if before else self._parameters(embedded.vectors)
-        state = write_table(
+        indexed = documents.select(*_SAME)
+        if embedded.failed:
+            indexed = indexed.join(_documents_in(embedded.failures), on="document_id", how="left_anti")
+        return write_table(
             self.index,
             making,
             self._rows(embedded),
             before,
             removed,
+            documents=self.steps.count(documents) - embedded.failed,
+            content=fingerprint(indexed),
             exact_chunks=own.exact_chunks,
             chunks_per_shard=own.chunks_per_shard,
         )
-        indexed = documents.select(*_SAME)
-        if embedded.failed:
-            indexed = indexed.join(_documents_in(embedded.failures), on="document_id", how="left_anti")
-        count = self.steps.count(documents) - embedded.failed
-        return Catalog(making, count, fingerprint(indexed), **vars(state))
 
     def _parameters(self, vectors: DataFrame) -> IndexParameters:
         """Return the parameters of a new index with these vectors."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -172,46 +172,31 @@ class SearchError(UserError):
     """A damaged index, or queries without vectors. The message has the remedy."""
 
 
-@dataclass(frozen=True)
-class Searcher:
-    """Search one index. `retriever`: dense, bm25 or hybrid; `exact`: read all lists of vectors."""
+def search_index(steps: Workspace, ask: Ask, task: SearchTask, queries: DataFrame) -> tuple[DataFrame, DataFrame]:
+    """Return the hits, and the queries without a vector (query, request_id, error_type, error).
 
-    steps: Workspace
-    index: str
-    catalog: Catalog
-    ask: Ask
-    k: int
-    retriever: str
-    nprobe: int
-    exact: bool = False
+    queries: query (a key) and text, each text once. Hits: query, rank (long, from 1), chunk_id, similarity,
+    document_id, title, url, text. Raises SearchError for a damaged index.
+    """
+    embedded, lost = _embed_queries(steps, ask, task, queries)
+    spread = embedded.repartition(task_slots(steps.spark), "query")
+    found = spread.mapInArrow(partial(search_table, task=task), spark_schema(SEARCHED))
+    damage = Counted({"error": F.max("error")})
+    hits = steps.keep(found, "hits", damage)
+    if damage["error"] is not None:
+        raise SearchError(damage["error"])
+    return hits.drop("error"), lost
 
-    def search(self, queries: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Return the hits, and the queries without a vector (query, request_id, error_type, error).
 
-        queries: query (a key) and text, each text once. Hits: query, rank (long, from 1), chunk_id, similarity,
-        document_id, title, url, text. Raises SearchError for a damaged index.
-        """
-        embedded, lost = self._embed(queries)
-        task = SearchTask(
-            self.index, self.catalog.version, retrievers_of(self.retriever), self.k, self.nprobe, self.exact
-        )
-        spread = embedded.repartition(task_slots(self.steps.spark), "query")
-        found = spread.mapInArrow(partial(search_table, task=task), spark_schema(SEARCHED))
-        damage = Counted({"error": F.max("error")})
-        hits = self.steps.keep(found, "hits", damage)
-        if damage["error"] is not None:
-            raise SearchError(damage["error"])
-        return hits.drop("error"), lost
-
-    def _embed(self, queries: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Return query, text and vector of the searchable queries, and the other queries."""
-        if self.retriever == "bm25":
-            nothing = ", ".join(f"{name} string" for name in ("query", *OUTCOME))
-            return queries.select("query", "text"), self.steps.spark.createDataFrame([], nothing)
-        vectors = self.steps.keep(embed(self.ask, queries, "query", "query"), "vectors")
-        has = F.col("error_type").isNull()
-        found = queries.join(vectors.where(has).select("query", "vector"), on="query", how="inner")
-        return found.select("query", "text", "vector"), vectors.where(~has).drop("vector")
+def _embed_queries(steps: Workspace, ask: Ask, task: SearchTask, queries: DataFrame) -> tuple[DataFrame, DataFrame]:
+    """Return query, text and vector of the searchable queries, and the other queries."""
+    if "dense" not in task.retrievers:
+        nothing = ", ".join(f"{name} string" for name in ("query", *OUTCOME))
+        return queries.select("query", "text"), steps.spark.createDataFrame([], nothing)
+    vectors = steps.keep(embed(ask, queries, "query", "query"), "vectors")
+    has = F.col("error_type").isNull()
+    found = queries.join(vectors.where(has).select("query", "vector"), on="query", how="inner")
+    return found.select("query", "text", "vector"), vectors.where(~has).drop("vector")
 
 
 def distinct_queries(queries: DataFrame, column: str) -> DataFrame:
@@ -242,14 +227,11 @@ class Knowledge:
         keys = ["sample_id", "key"] if source == "contexts" else ["key"]
         looks = {"index": self._in_index, "web": self._on_the_web, "contexts": self._in_contexts}
         look = looks[source or "contexts"]
-        found, lost = look(keyed, most)
-        columns = [*(F.col(name) for name in keys), *(_of(found, name) for name in FOUND)]
-        missed = [*(F.col(name) for name in keys), *(_of(lost, name) for name in FOUND)]
-        everything = found.select(*columns).unionByName(lost.select(*missed))
-        return self.steps.keep(keyed.join(everything, on=keys, how="left").drop("key"), "retrieved")
+        found, lost = (one.select(*keys, *(_of(one, name) for name in FOUND)) for one in look(keyed, most))
+        return self.steps.keep(keyed.join(found.unionByName(lost), on=keys, how="left").drop("key"), "retrieved")
 
     @property
-    def _retrievers(self) -> Sequence[str]:
+    def _retrievers(self) -> tuple[str, ...]:
         return retrievers_of(self.settings.knowledge.retriever)
 
     def _in_index(self, rows: DataFrame, k: int) -> tuple[DataFrame, DataFrame]:
@@ -259,9 +241,8 @@ class Knowledge:
         assert own.index is not None
         # Tasks may run in other folders than the command
         index = absolute(own.index)
-        nprobe = self.settings.index.nprobe
-        searcher = Searcher(self.steps, index, self.catalog, self.ask, k, own.retriever, nprobe)
-        found, lost = searcher.search(distinct_queries(rows, "query"))
+        task = SearchTask(index, self.catalog.version, self._retrievers, k, self.settings.index.nprobe)
+        found, lost = search_index(self.steps, self.ask, task, distinct_queries(rows, "query"))
         stage = F.lit(STAGE).alias("stage")
         return found.withColumnRenamed("query", "key"), lost.select(F.col("query").alias("key"), stage, *OUTCOME)
 
@@ -280,10 +261,7 @@ class Knowledge:
         """Return sample_id, key and hits in the sample's own contexts, and sample_id, key and the failures."""
         queries = self.steps.keep(rows.select("sample_id", "key", F.col("query").alias("text")).distinct(), "queries")
         chunks = self._chunks(queries)
-        texts, asked = (
-            self._vectors(chunks, "document", "text_id"),
-            self._vectors(queries, "query", "key"),
-        )
+        texts, asked = self._vectors(chunks, "document", "text_id"), self._vectors(queries, "query", "key")
         pieces = self.steps.keep(chunks.join(texts, on="text_id", how="left"), "pieces")
         wanted = self.steps.keep(queries.join(asked, on="key", how="left"), "wanted")
         has = F.col("error_type").isNull()

@@ -45,7 +45,9 @@ class Process:
         """True if it is alive. None if its number is unknown here, on another machine or in another container."""
         if not self.shares_kernel or self.namespace != pid_namespace():
             return None
-        return start_time(self.pid) == self.started and not _is_zombie(self.pid)
+        # A zombie has ended and holds no locks, but its parent has not read its exit code
+        is_zombie = (_stat_fields(self.pid) or [""])[0] == "Z"
+        return start_time(self.pid) == self.started and not is_zombie
 
 
 def this_process(pid: int | None = None) -> Process:
@@ -83,11 +85,6 @@ def start_time(pid: int) -> str:
         # The 22nd field of proc(5), of which the first two are cut off
         return fields[19] if fields else ""
     return _first_line("ps", "-o", "lstart=", "-p", str(pid))
-
-
-def _is_zombie(pid: int) -> bool:
-    """Return True if a process has ended, but its parent has not read its exit code. It holds no locks."""
-    return (_stat_fields(pid) or [""])[0] == "Z"
 
 
 def _stat_fields(pid: int) -> list[str] | None:

@@ -269,7 +269,8 @@ class Output:
             return False
         if self.lake is not None or "lakehouse" in earlier:
             return self._is_added(earlier.get("lakehouse", {}))
-        return set(self.tables) <= self._folders()
+        folders = {entry.name for entry in StoragePath(self.place).entries() if entry.kind == "folder"}
+        return set(self.tables) <= folders
 
     def _is_added(self, known: Mapping[str, Any]) -> bool:
         """Return True if the tables of an earlier start are in the requested lakehouse."""
@@ -425,7 +426,7 @@ class Output:
 
     def take_written(self, name: str, rows: int) -> None:
         """Accept a table that other code wrote to `table(name)`. Raises LostRowsError for another number of rows."""
-        path = self._tables[name] if self.lake else f"{self._folder}/{self._tables[name]}"
+        path = self.table(name)
         check_rows(path, rows)
         if self.lake is not None:
             # Before the first request, because columns of users can have other types than on other dates
@@ -444,10 +445,6 @@ class Output:
         self._rows[name] = len(values)
         table = pa.Table.from_pylist(values, schema=schema)
         (place / "part-0.parquet").write_whole(lambda file: pq.write_table(table, file))
-
-    def _folders(self) -> set[str]:
-        """Return the names of the folders of the output from one listing."""
-        return {entry.name for entry in StoragePath(self.place).entries() if entry.kind == "folder"}
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove the existing tables among `names` of this start."""

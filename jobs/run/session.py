@@ -335,23 +335,12 @@ def read_parquet(
     return reader.parquet(*map(literal_pattern, paths))
 
 
-def nullable(kind: T.DataType) -> T.DataType:
-    """Return the type with nullable parts at all levels, as in batches from Python.
+def fields_of(frame: DataFrame, columns: Iterable[str]) -> list[T.StructField]:
+    """Return fields of a frame by their names, with nullable parts at all levels, as in batches from Python.
 
     Spark compares the schema of `mapInArrow` with the schema of the batches.
     """
-    if isinstance(kind, T.StructType):
-        return T.StructType([T.StructField(field.name, nullable(field.dataType)) for field in kind.fields])
-    if isinstance(kind, T.ArrayType):
-        return T.ArrayType(nullable(kind.elementType))
-    if isinstance(kind, T.MapType):
-        return T.MapType(nullable(kind.keyType), nullable(kind.valueType))
-    return kind
-
-
-def fields_of(frame: DataFrame, columns: Iterable[str]) -> list[T.StructField]:
-    """Return fields of a frame by their names, with nullable types."""
-    return [T.StructField(name, nullable(frame.schema[name].dataType)) for name in columns]
+    return T.StructType([frame.schema[name] for name in columns]).toNullable().fields
 
 
 def spark_defaults() -> dict[str, str]:

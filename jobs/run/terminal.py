@@ -351,8 +351,9 @@ class Display:
             self._drawn = False
 
     def note(self, text: str) -> None:
-        """Print a permanent line."""
-        self._print(text)
+        """Print a permanent line in place of the current one."""
+        self._write(f"{CLEAR if self._terminal else ''}{redact(text)}\n")
+        self._drawn = False
 
     def status(self, text: str) -> None:
         """Show the current step on a terminal until the next line. The line of a running stage stays."""
@@ -367,26 +368,26 @@ class Display:
         if self._terminal:
             self.status(text)
         else:
-            self._print(text)
+            self.note(text)
 
     def show(self, event: Mapping[str, Any]) -> None:
         """Show a progress event of the actor process. A permanent line reports once why no requests are sent."""
         waiting = why_waiting(event)
         if waiting is not None and self._waiting is None:
-            self._print(waiting)
+            self.note(waiting)
         self._waiting = waiting
         self._parts = describe(event, monotonic() - self._began, self.course, self._left(event))
         if self._terminal:
             self._draw(self._parts)
         elif monotonic() - self._shown >= PLAIN_SECONDS:
             self._shown = monotonic()
-            self._print(", ".join(self._parts.values()))
+            self.note(", ".join(self._parts.values()))
 
     def end(self) -> None:
         """End a stage. Its last line stays."""
         if self._parts:
             parts = {**self._parts, "left": f"took {clock(monotonic() - self._began)}"}
-            self._print(fit(parts, self._width) if self._terminal else ", ".join(parts.values()))
+            self.note(fit(parts, self._width) if self._terminal else ", ".join(parts.values()))
         self._parts = {}
 
     def _left(self, event: Mapping[str, Any]) -> float | None:
@@ -404,11 +405,6 @@ class Display:
         """Replace the current line."""
         self._write(f"{CLEAR}{fit(parts, self._width)}")
         self._drawn = True
-
-    def _print(self, text: str) -> None:
-        """Write a permanent line in place of the current one."""
-        self._write(f"{CLEAR if self._terminal else ''}{redact(text)}\n")
-        self._drawn = False
 
     def _write(self, text: str) -> None:
         """Write the text. Ignore a closed pipe, and a signal handler that interrupts another write."""

@@ -215,8 +215,8 @@ def read_items(path: str, samples: DataFrame, metrics: Sequence[str] | None) -> 
             continue
         for place, one in enumerate(read):
             kind = types[place] if place < len(types) else None
-            named = {"sample_id": row["sample_id"], "reference_id": one.id, "text": one.text}
-            items.append(named | {"labels": one.labels or (), "covered_by": one.covered_by, "type": kind})
+            named = {"sample_id": row["sample_id"], "reference_id": one["id"], "text": one["text"]}
+            items.append(named | {"labels": one["labels"] or (), "covered_by": one["covered_by"], "type": kind})
     if broken:
         have = amount(len(broken), "sample has", "samples have")
         raise MetaEvaluationError(f"{path}: {have} items that cannot be read ({', '.join(broken[:SHOWN])})")

@@ -90,8 +90,8 @@ def build(
         _batch(first + start, vectors[start : start + 1_000], corpus[start : start + 1_000])
         for start in range(0, len(vectors), 1_000)
     )
-    state = write_table(str(folder), MAKING, batches, before, exact_chunks=exact_chunks, chunks_per_shard=1_000_000)
-    return Catalog(MAKING, len(vectors), "", **vars(state))
+    limits = {"exact_chunks": exact_chunks, "chunks_per_shard": 1_000_000}
+    return write_table(str(folder), MAKING, batches, before, documents=len(vectors), content="", **limits)
 
 
 def _batch(first: int, vectors: Vectors, corpus: list[list[str]]) -> pa.RecordBatch:

@@ -86,7 +86,11 @@ def find_classifier(name: str) -> ClassifierFiles:
     temperature, shift = _number(config, path, "temperature", 1.0), _number(config, path, "shift", 0.0)
     if temperature <= 0:
         raise LocalModelFileError(f"{path}: temperature must be a positive number, not {temperature:g}")
-    return ClassifierFiles(files, _relations_of(labels, path), temperature, shift)
+    try:
+        relations = relations_of(labels)
+    except ValueError as error:
+        raise LocalModelFileError(f"{path}: id2label {error}. Use the class names {CLASSES}") from None
+    return ClassifierFiles(files, relations, temperature, shift)
 
 
 def _find_judge() -> ModelFiles:
@@ -104,14 +108,6 @@ def _number(config: Mapping[str, Any], path: Path, name: str, default: float) ->
     if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
         raise LocalModelFileError(f"{path}: {name} must be a finite number, not {number!r}")
     return float(number)
-
-
-def _relations_of(labels: Sequence[str], path: Path) -> tuple[str, ...]:
-    """Return the relation of each label. Raises LocalModelFileError for unknown labels such as `LABEL_0`."""
-    try:
-        return relations_of(labels)
-    except ValueError as error:
-        raise LocalModelFileError(f"{path}: id2label {error}. Use the class names {CLASSES}") from None
 
 
 def relations_of(labels: Sequence[str]) -> tuple[str, ...]:

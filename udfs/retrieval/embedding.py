@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -129,27 +128,20 @@ class TokenScorer:
 
     def __init__(self, files: ModelFiles) -> None:
         self._model = OnnxModel(files, MAX_TOKENS, truncate="longest_first")
-        self._kept: OrderedDict[str, States] = OrderedDict()
+        self._states = lru_cache(KEPT_TEXTS)(self._find_states)
 
     def score(self, response: str, reference: str) -> Mapping[str, float]:
         """Return the values of `BERTSCORE` by name, from -1 to 1, and 0 if a text has no token."""
         return dict(zip(BERTSCORE, match_states(self._states(response), self._states(reference)), strict=True))
 
-    def _states(self, text: str) -> States:
+    def _find_states(self, text: str) -> States:
         """Return the states of the tokens as rows of length 1, and a mask of the tokens of the text."""
-        if text in self._kept:
-            self._kept.move_to_end(text)
-            return self._kept[text]
         encoding = self._model.tokenizer.encode(text)
         (_, states), *_ = self._model.run([encoding])
         rows = states[0].astype(np.float64)
         # A zero state has the cosine 0 with every state
         rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float64).tiny)
-        own = np.array(encoding.special_tokens_mask) == 0
-        self._kept[text] = rows, own
-        if len(self._kept) > KEPT_TEXTS:
-            self._kept.popitem(last=False)
-        return rows, own
+        return rows, np.array(encoding.special_tokens_mask) == 0
 
 
 def match_states(response: States, reference: States) -> tuple[float, float, float]:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from untold.udfs.arrow import FLOAT, NUMBER, TEXT, columns
+from untold.udfs.arrow import FLOAT, NUMBER, TEXT, columns, slices
 from untold.udfs.errors import UserError
 from untold.udfs.retrieval.chunks import CHUNKS, without_overlap
 from untold.udfs.retrieval.ranking import (
@@ -165,16 +165,6 @@ def _damaged(index: str, error: Exception) -> DamagedIndexError:
     )
 
 
-@dataclass(frozen=True)
-class TableState:
-    """The state of a table after a build: its version, its chunks, its inverted lists (0 for none) and its bytes."""
-
-    version: int
-    chunks: int
-    lists: int
-    size: int
-
-
 def write_table(
     index: str,
     making: IndexParameters,
@@ -182,13 +172,16 @@ def write_table(
     before: Catalog | None = None,
     removed: Sequence[str] = (),
     *,
+    documents: int,
+    content: str,
     exact_chunks: int,
     chunks_per_shard: int,
-) -> TableState:
-    """Write chunks (columns of `CHUNKS`, vector), and their indexes.
+) -> Catalog:
+    """Write chunks (columns of `CHUNKS`, vector), and their indexes, and return the index.
 
     before: the index to extend, None to replace the table. `removed`: ids of documents, whose chunks are deleted.
-    Rows are streamed. A shard is a file with at most `chunks_per_shard` new chunks.
+    `documents` and `content`: fields of the index. Rows are streamed. A shard is a file with at most `chunks_per_shard`
+    new chunks.
     """
     table = None
     if before is not None:
@@ -196,8 +189,9 @@ def write_table(
         # A killed build may have added versions
         table.restore()
         for start in range(0, len(removed), DOCUMENTS_OF_A_DELETION):
-            names = ", ".join(map(_quoted, removed[start : start + DOCUMENTS_OF_A_DELETION]))
-            table.delete(f"document_id IN ({names})")
+            names = (name.replace("'", "''") for name in removed[start : start + DOCUMENTS_OF_A_DELETION])
+            literals = ", ".join(f"'{name}'" for name in names)
+            table.delete(f"document_id IN ({literals})")
     for rows in _shards(batches, making.schema, chunks_per_shard):
         if table is None:
             table = _connect(index).create_table(TABLE, rows, mode="overwrite")
@@ -211,25 +205,19 @@ def write_table(
         lists = list_count(chunks)
     _write_indexes(table, making, lists, words=before is None or bool(removed))
     files = (StoragePath(index) / f"{TABLE}.lance").entries(recursive=True)
-    return TableState(table.version, chunks, lists, sum(entry.size for entry in files))
-
-
-def _quoted(text: str) -> str:
-    """Return a text as a literal of SQL."""
-    return "'" + text.replace("'", "''") + "'"
+    return Catalog(making, documents, content, table.version, chunks, lists, sum(entry.size for entry in files))
 
 
 def _shards(batches: Iterable[pa.RecordBatch], schema: pa.Schema, most: int) -> Iterator[pa.RecordBatchReader]:
     """Yield readers of at most `most` rows. Each must be read before the next."""
-    rows = 0
 
     def numbered() -> Iterator[tuple[int, pa.RecordBatch]]:
-        nonlocal rows
+        rows = 0
         for batch in batches:
-            for start in range(0, batch.num_rows, most):
-                part = batch.slice(start, most)
-                rows += part.num_rows
-                yield (rows - 1) // most, _to_store(part, schema)
+            while batch.num_rows:
+                part = batch.slice(0, most - rows % most)
+                yield rows // most, _to_store(part, schema)
+                rows, batch = rows + part.num_rows, batch.slice(part.num_rows)
 
     for _, parts in groupby(numbered(), key=itemgetter(0)):
         yield pa.RecordBatchReader.from_batches(schema, (part for _, part in parts))
@@ -293,10 +281,10 @@ def search_table(batches: Iterable[pa.RecordBatch], task: SearchTask) -> Iterato
     """
     table = None
     for batch in batches:
-        for start in range(0, batch.num_rows, QUERIES_AT_ONCE):
+        for part in slices(batch, QUERIES_AT_ONCE):
             try:
                 table = open_table(task.index, task.version) if table is None else table
-                yield _search(table, batch.slice(start, QUERIES_AT_ONCE), task)
+                yield _search(table, part, task)
             except DamagedIndexError as error:
                 yield pa.RecordBatch.from_pylist([{"error": str(error)}], SEARCHED)
                 return

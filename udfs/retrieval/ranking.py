@@ -15,7 +15,6 @@ import numpy as np
 from untold.udfs.arrow import FLOAT, NUMBER, TEXT, Row, columns, over_rows
 from untold.udfs.texts import compatible, tokens_in
 
-RETRIEVERS = ("dense", "bm25", "hybrid")
 # The constant of reciprocal rank fusion as published: Cormack, Clarke and Buettcher 2009
 FUSION_RANKS = 60
 # Hits of each ranking in the fusion. With 180 to 250, the first ten hits of 1,056 facts of REALSumm contain their

@@ -132,15 +132,9 @@ def read_lines(unit: Unit) -> Iterator[FileRecord]:
     return READERS["lines"](replace(unit, kind="lines"))
 
 
-def _samples_of(
-    files: str, read: Callable[[Unit], Iterator[FileRecord]], marks: tuple[tuple[str, ...], ...] = ()
-) -> Adapter:
-    """Return an adapter for files of a tool with records that are samples or questions."""
-    return Adapter(None, None, files, read, uses=("questions",), marks=marks)
-
-
 def _traces_of(spans: Callable[[tool_files.Values], Iterable[tool_files.Span]], *marks: tuple[str, ...]) -> Adapter:
-    return _samples_of("*.*json*", partial(tool_files.read_traces, spans), marks)
+    """Return an adapter for files of traces, which become samples or questions."""
+    return Adapter(None, None, "*.*json*", partial(tool_files.read_traces, spans), uses=("questions",), marks=marks)
 
 
 _CONFLICTBANK_COLUMNS = ("question", *CONFLICTBANK_CONTEXTS.values(), *CONFLICTBANK_CLAIMS.values())
@@ -234,7 +228,7 @@ FORMATS: dict[str, Adapter] = {
     ),
     "trec_rag_answers": Adapter(("topic_id", "answer"), tool_files.trec_rag_answers),
     "trec_rag_nuggets": Adapter(("qid", "nuggets"), tool_files.trec_rag_nuggets, uses=("questions", "items")),
-    "huggingface": _samples_of("*.arrow", tool_files.read_arrow),
+    "huggingface": Adapter(None, None, "*.arrow", tool_files.read_arrow, uses=("questions",)),
     "langsmith": _traces_of(tool_files.langsmith, ("run_type", "inputs"), ("inputs", "outputs")),
     "langfuse": _traces_of(
         tool_files.langfuse,

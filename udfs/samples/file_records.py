@@ -105,7 +105,8 @@ def describe_break(error: Exception) -> str:
 class Unit:
     """The input of one task: bytes of JSON Lines, a row group of Parquet (`start` its first row), or a whole file.
 
-    `constants` are pickled values by column, for rows without their own values.
+    `delimiter` is for CSV, and empty if the header decides. `constants` are pickled values by column, for rows without
+    their own values.
     """
 
     file: int
@@ -397,9 +398,10 @@ def _read_csv(unit: Unit) -> Iterator[FileRecord]:
     """Yield the rows of RFC 4180, with the unit's delimiter. An empty cell is null, but empty text in `response`."""
     # Contexts are often longer than the module's limit of 131,072 characters. The limit is a C long
     csv.field_size_limit(2**31 - 1)
+    delimiter = unit.delimiter or csv_header(unit.path, unit.encoding)[1]
     with open_text(unit.path, unit.encoding, newline="", errors="surrogateescape") as stream:
         taken: list[str] = []
-        rows = csv.reader(_tap(stream, taken, unit.encoding), delimiter=unit.delimiter, strict=True)
+        rows = csv.reader(_tap(stream, taken, unit.encoding), delimiter=delimiter, strict=True)
         header = _header(rows)
         while True:
             taken.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from untold.udfs.samples.values import finite, first_of, id_of, load_json, object_of, text_of
@@ -18,24 +17,13 @@ TEXT_NAMES = ("page_content", "pageContent", "content", "contents", "passage", "
 SHOWN_FIELDS = 5
 WEIGHTS = ("weight", "points")
 
+Item = dict[str, Any]
+"""An aspect or a reference as a row of `REFERENCE_FIELDS`.
 
-@dataclass(frozen=True)
-class Item:
-    """An aspect or a reference: its id, its text, and other fields.
-
-    `anchor` is the name or short phrase of its subject. `weight` is its importance, below 0 if it is unwanted. `labels`
-    are the labels of the annotators (None: no label). `covered_by` are the texts of the facts that cover it.
-    `importance` is one of `IMPORTANCES`. Missing fields are None. The id is None if one text contains all references
-    and is not cut yet.
-    """
-
-    id: str | None
-    text: str
-    anchor: str | None = None
-    weight: float | None = None
-    labels: tuple[str | None, ...] | None = None
-    covered_by: tuple[str, ...] | None = None
-    importance: str | None = None
+`anchor` is the name or short phrase of its subject. `weight` is its importance, below 0 if it is unwanted. `labels` are
+the labels of the annotators (None: no label). `covered_by` are the texts of the facts that cover it. `importance` is
+one of `IMPORTANCES`. Missing fields are None. The id is None if one text contains all references and is not cut yet.
+"""
 
 
 def normalise_aspects(value: Any) -> list[dict[str, Any]] | None:
@@ -44,10 +32,12 @@ def normalise_aspects(value: Any) -> list[dict[str, Any]] | None:
     >>> normalise_aspects(["cost", {"id": 7, "text": "safety", "labels": [True, "no"]}])
     [{'id': '1', 'text': 'cost', 'labels': None}, {'id': '7', 'text': 'safety', 'labels': ['true', 'no']}]
     """
-    return None if finite(value) is None else _as_rows(read_items(value, "aspect"), ASPECT_FIELDS)
+    if finite(value) is None:
+        return None
+    return [{name: one[name] for name in ASPECT_FIELDS} for one in read_items(value, "aspect")]
 
 
-def normalise_references(value: Any) -> list[dict[str, Any]] | None:
+def normalise_references(value: Any) -> list[Item] | None:
     """Return references as rows of `REFERENCE_FIELDS`, None for null. A single text is one row without an id.
 
     Raises ValueError with the problem, without the text.
@@ -59,8 +49,9 @@ def normalise_references(value: Any) -> list[dict[str, Any]] | None:
     """
     if finite(value) is None:
         return None
-    items = [Item(None, value)] if isinstance(value, str) else read_items(value, "reference")
-    return _as_rows(items, REFERENCE_FIELDS)
+    if isinstance(value, str):
+        return [{**dict.fromkeys(REFERENCE_FIELDS), "text": value}]
+    return read_items(value, "reference")
 
 
 def items_of_json(text: str | None) -> list[Item]:
@@ -68,8 +59,8 @@ def items_of_json(text: str | None) -> list[Item]:
 
     Raises ValueError with the problem, without the text.
 
-    >>> items_of_json('["one", {"id": "b", "text": "two", "labels": "yes"}]')[1].labels
-    ('yes',)
+    >>> items_of_json('["one", {"id": "b", "text": "two", "labels": "yes"}]')[1]["labels"]
+    ['yes']
     """
     if text is None:
         return []
@@ -86,8 +77,8 @@ def read_items(value: Any, one: str) -> list[Item]:
     A missing, null or empty id becomes the 1-based position. Labels of any type become text, and a single label need
     not be in a list. Raises ValueError with the problem, without the text.
 
-    >>> read_items([{"text": "two", "labels": [True, None]}], "reference")[0].labels
-    ('true', None)
+    >>> read_items([{"text": "two", "labels": [True, None]}], "reference")[0]["labels"]
+    ['true', None]
     """
     return [_item(name, text, item, f"{one} {place}") for place, name, text, item in named_texts(value, one)]
 
@@ -134,11 +125,6 @@ def _advice(item: Mapping[str, Any]) -> str:
     return f"; rename {' or '.join(texts[:SHOWN_FIELDS])} to `text`" if texts else ""
 
 
-def _as_rows(items: Sequence[Item], fields: Sequence[str]) -> list[dict[str, Any]]:
-    rows = [asdict(item) for item in items]
-    return [{name: list(row[name]) if isinstance(row[name], tuple) else row[name] for name in fields} for row in rows]
-
-
 def text_field(value: Any, what: str) -> str | None:
     """Return a field as text, None for null and an empty text. Raises ValueError for a list or an object."""
     if isinstance(value, list | dict):
@@ -152,15 +138,15 @@ def _item(name: str, text: str, item: Any, where: str) -> Item:
     covered_by = _texts(known.get("covered_by"), f"covered_by of {where}")
     if covered_by is not None and None in covered_by:
         raise ValueError(f"covered_by of {where} has a null")
-    return Item(
-        name,
-        text,
-        anchor,
-        _weight_in(known, where),
-        _texts(known.get("labels"), f"labels of {where}"),
-        cast(tuple[str, ...] | None, covered_by),
-        _importance(known.get("importance"), where),
-    )
+    return {
+        "id": name,
+        "text": text,
+        "anchor": anchor,
+        "weight": _weight_in(known, where),
+        "labels": _texts(known.get("labels"), f"labels of {where}"),
+        "covered_by": covered_by,
+        "importance": _importance(known.get("importance"), where),
+    }
 
 
 def _weight_in(known: Mapping[str, Any], where: str) -> float | None:
@@ -179,14 +165,14 @@ def _importance(value: Any, where: str) -> str | None:
     return text or None
 
 
-def _texts(value: Any, what: str) -> tuple[str | None, ...] | None:
+def _texts(value: Any, what: str) -> list[str | None] | None:
     """Return the values of a list as texts. A single value need not be in a list."""
     if finite(value) is None:
         return None
     several = value if isinstance(value, list) else [value]
     if any(isinstance(one, list | dict) for one in several):
         raise ValueError(f"{what} are not texts")
-    return tuple(text_of(finite(one)) for one in several)
+    return [text_of(finite(one)) for one in several]
 
 
 def _weight(value: Any, where: str) -> float | None:

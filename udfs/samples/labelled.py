@@ -16,7 +16,7 @@ from untold.udfs.retrieval.embedding import BERTSCORE, TokenScorer
 from untold.udfs.retrieval.local_models import ModelFiles
 from untold.udfs.samples import data_sets
 from untold.udfs.samples.adapters import LINES, Adapter, read_lines
-from untold.udfs.samples.file_records import READERS, FileRecord, Unit, UnreadableFileError, converted
+from untold.udfs.samples.file_records import FileRecord, Unit, UnreadableFileError, converted
 from untold.udfs.samples.tool_files import Values
 from untold.udfs.samples.values import canonical, finite, json_or
 from untold.udfs.texts import words_of
@@ -32,7 +32,7 @@ def read_claims(unit: Unit) -> Iterator[FileRecord]:
     published. Raises UnreadableFileError if rows have no annotations.
     """
     system = PurePosixPath(unit.path).stem
-    for row, record in enumerate(READERS["lines"](replace(unit, kind="lines"))):
+    for row, record in enumerate(read_lines(unit)):
         if record.problem:
             yield record
         elif "annotations" not in record.values:

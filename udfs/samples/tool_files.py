@@ -448,8 +448,7 @@ def read_open_rag_eval(unit: Unit) -> Iterator[FileRecord]:
     The numbers of passages, such as [1], are the ids of contexts. Other rows are problems.
     """
     samples: dict[tuple[Any, Any], tuple[int, dict[str, Any]]] = {}
-    delimiter = unit.delimiter or file_records.csv_header(unit.path)[1]
-    for record in READERS["csv"](replace(unit, kind="csv", delimiter=delimiter)):
+    for record in READERS["csv"](unit):
         if record.problem:
             yield record
             continue

@@ -399,7 +399,6 @@ TURNED = {
     "RefusedYamlError",
     "UnreadableFileError",
     "UndecodableError",
-    "BrokenLinkError",
     "OverdueError",
     "CondensationError",
     "DamagedError",

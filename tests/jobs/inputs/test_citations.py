@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.jobs.inputs.test_tool_files import samples_in, written
 from tests.sample_files import write_lines
+from untold.jobs.inputs.files import AS_THEY_ARE, ReadOptions
 from untold.jobs.inspect import inspect, inspection_lines
 from untold.jobs.run.terminal import Page
 from untold.udfs.samples.citations import cited_sentences
@@ -93,3 +96,13 @@ def test_rows_of_open_rag_eval_are_passages_of_one_sample(tmp_path: Path) -> Non
     assert sources_of(first) == [("1",), ("2", "[3]")]
     assert (second.known["response"], second.rest["run"]) == ("It is made [1].", "2")
     assert third.error == "response is null"
+
+
+@pytest.mark.parametrize(("mark", "options"), [(";", AS_THEY_ARE), ("|", ReadOptions(delimiter="|"))])
+def test_files_of_open_rag_eval_may_have_another_delimiter(tmp_path: Path, mark: str, options: ReadOptions) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(OPEN_RAG_EVAL.replace(",", mark))
+    first, *others = samples_in(path, "open_rag_eval", options)
+    assert (first.known["query"], first.error) == ("What is honey?", None)
+    assert [one["id"] for one in first.known["contexts"]] == ["1", "2"]
+    assert len(others) == 2

@@ -15,12 +15,12 @@ from pyspark.sql import functions as F
 
 from tests.fakes.lookups import vector_of
 from untold.jobs.retrieval.index_build import IndexBuild, IndexBuilder
-from untold.jobs.retrieval.sources import Searcher, distinct_queries
+from untold.jobs.retrieval.sources import distinct_queries, search_index
 from untold.jobs.run.folders import Workspace
 from untold.jobs.settings.sections import IndexSettings
 from untold.udfs.retrieval.chunks import chunk_id, chunk_text
-from untold.udfs.retrieval.index_table import Catalog
-from untold.udfs.retrieval.ranking import tokenise
+from untold.udfs.retrieval.index_table import Catalog, SearchTask
+from untold.udfs.retrieval.ranking import retrievers_of, tokenise
 
 WORDS = 12
 OVERLAP = 3
@@ -99,10 +99,10 @@ class Indexes:
     ) -> dict[str, list[tuple[str, float]]]:
         """Return the hits of each query in order."""
         assert self.catalog is not None
-        searcher = Searcher(self.workspace(), str(self.folder), self.catalog, ask, k, retriever, nprobe, exact)
+        task = SearchTask(str(self.folder), self.catalog.version, retrievers_of(retriever), k, nprobe, exact)
         frame = self.spark.createDataFrame([(query,) for query in queries], "text string")
         asked = distinct_queries(frame, "text")
-        hits, _ = searcher.search(asked)
+        hits, _ = search_index(self.workspace(), ask, task, asked)
         texts = asked.select("query", F.col("text").alias("asked"))
         found: dict[str, list[tuple[str, float]]] = {query: [] for query in queries}
         for row in hits.join(texts, on="query", how="inner").orderBy("asked", "rank").collect():

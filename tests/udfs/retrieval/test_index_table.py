@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -65,16 +66,17 @@ def write(
     rows = [{**chunk, "vector": unit(chunk["text"])} for chunk in chunks_of(documents, making)]
     batch = pa.RecordBatch.from_pylist(rows, pa.schema([*CHUNKS, ("vector", pa.list_(pa.float32()))]))
     batches = [batch] if rows else []
-    state = write_table(
+    return write_table(
         str(index),
         making,
         batches,
         before,
         removed,
+        documents=len(documents),
+        content="content",
         exact_chunks=exact_chunks,
         chunks_per_shard=chunks_per_shard,
     )
-    return Catalog(making, len(documents), "content", **vars(state))
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
@@ -320,3 +322,14 @@ def test_the_digest_is_of_the_parameters_and_the_documents(tmp_path: Path) -> No
     assert replace(one, version=7, size=1).digest == one.digest
     others = [replace(one, content="other"), replace(one, making=replace(MAKING, words=7)), replace(one, lists=8)]
     assert len({one.digest, *(other.digest for other in others)}) == 4
+
+
+def test_no_shard_has_more_chunks_than_the_setting(tmp_path: Path) -> None:
+    rows = [{**chunk, "vector": unit(chunk["text"])} for chunk in chunks_of({"a": "one " * 38})]
+    schema = pa.schema([*CHUNKS, ("vector", pa.list_(pa.float32()))])
+    batches = [pa.RecordBatch.from_pylist(rows[first : first + 3], schema) for first in range(0, len(rows), 3)]
+    limits = {"exact_chunks": EXACT, "chunks_per_shard": 5}
+    catalog = write_table(str(tmp_path), MAKING, batches, documents=1, content="", **limits)
+    ids = open_table(str(tmp_path), catalog.version).search().with_row_id(True).to_arrow()["_rowid"].to_pylist()
+    # The upper half of the id of a row is the number of its file
+    assert sorted(Counter(one >> 32 for one in ids).values()) == [4, 5]

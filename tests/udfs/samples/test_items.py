@@ -9,12 +9,16 @@ import pytest
 
 from untold.udfs.samples.items import (
     REFERENCE_FIELDS,
-    Item,
     items_of_json,
     normalise_aspects,
     normalise_references,
     read_items,
 )
+
+
+def item_of(identifier: str, text: str, **fields: Any) -> dict[str, Any]:
+    return {**dict.fromkeys(REFERENCE_FIELDS), "id": identifier, "text": text, **fields}
+
 
 GIVEN = [
     "cost",
@@ -22,9 +26,9 @@ GIVEN = [
     {"text": 3, "id": "", "anchor": "three", "weight": "1", "covered_by": ["a fact", 2], "importance": " Vital "},
 ]
 READ = [
-    Item("1", "cost"),
-    Item("7", "safety", weight=0.5, labels=("yes", None, "1", "true")),
-    Item("3", "3", anchor="three", weight=1.0, covered_by=("a fact", "2"), importance="vital"),
+    item_of("1", "cost"),
+    item_of("7", "safety", weight=0.5, labels=["yes", None, "1", "true"]),
+    item_of("3", "3", anchor="three", weight=1.0, covered_by=["a fact", "2"], importance="vital"),
 ]
 
 
@@ -55,7 +59,7 @@ def test_a_single_text_is_a_reference_that_is_cut_later() -> None:
 
 
 def test_one_label_needs_no_list_and_a_missing_value_has_no_items() -> None:
-    assert items_of_json('[{"text": "a", "labels": 0}]') == [Item("1", "a", labels=("0",))]
+    assert items_of_json('[{"text": "a", "labels": 0}]') == [item_of("1", "a", labels=["0"])]
     assert items_of_json(None) == items_of_json("null") == items_of_json("[]") == []
     assert (normalise_references(None), normalise_references([])) == (None, [])
 
@@ -63,9 +67,9 @@ def test_one_label_needs_no_list_and_a_missing_value_has_no_items() -> None:
 def test_the_missing_values_of_a_data_frame_are_missing() -> None:
     nan = float("nan")
     assert read_items([{"text": "a", "id": nan, "anchor": nan, "labels": [nan, "x"]}], "item") == [
-        Item("1", "a", labels=(None, "x"))
+        item_of("1", "a", labels=[None, "x"])
     ]
-    assert read_items([{"text": "a", "labels": nan}], "item") == [Item("1", "a")]
+    assert read_items([{"text": "a", "labels": nan}], "item") == [item_of("1", "a")]
     with pytest.raises(ValueError, match=r"^item 1 is null$"):
         read_items([nan], "item")
 
