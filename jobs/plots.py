@@ -92,7 +92,7 @@ def _drawn(draw: Callable[P, Picture]) -> Callable[P, Picture]:
 @_drawn
 def means(run: RunTables, *others: RunTables) -> Picture:
     """Plot the mean of each system with its 95 % interval, one panel per metric."""
-    rows = analysis.trend((run, *others)).to_pylist()
+    rows = analysis.trend(run, *others).to_pylist()
     several = any(row["system"] is not None for row in rows if row["mean"] is not None)
     rows = [row for row in rows if row["mean"] is not None and (row["system"] is not None or not several)]
     figure = _dots(rows, "metric", "system", "mean", "mean score, 95 % interval")
@@ -104,7 +104,7 @@ def means(run: RunTables, *others: RunTables) -> Picture:
 @_drawn
 def distribution(run: RunTables, *others: RunTables) -> Picture:
     """Plot the distribution of scores: the share of samples in tenths, one panel per metric and system."""
-    rows = analysis.distribution((run, *others), BINS).to_pylist()
+    rows = analysis.distribution(run, *others, bins=BINS).to_pylist()
     metrics, systems = (list(dict.fromkeys(row[name] for row in rows)) for name in ("metric", "system"))
     systems.sort()
     most = max((row["share"] for row in rows), default=1.0)
@@ -151,7 +151,7 @@ def differences(run: RunTables, *others: RunTables, metrics: Sequence[str] | Non
 @_drawn
 def agreement(run: RunTables, *others: RunTables) -> Picture:
     """Plot Spearman's coefficient of each pair of metrics on the same samples, and the number of samples."""
-    rows = analysis.agreement((run, *others)).to_pylist()
+    rows = analysis.agreement(run, *others).to_pylist()
     names = list(dict.fromkeys(name for row in rows for name in (row["first"], row["second"])))
     figure = _figure(HEAD + 0.6 * max(len(names) - 1, 1), width=2.0 + 1.1 * max(len(names) - 1, 1))
     panel = figure.subplots()
@@ -177,7 +177,7 @@ def left_out(
     run: RunTables, *others: RunTables, by: str = "statement", n: int = 10, metrics: Sequence[str] | None = None
 ) -> Picture:
     """Plot the share of responses that miss a statement, query, source or system, the largest first."""
-    rows = analysis.left_out((run, *others), by, n, metrics).to_pylist()
+    rows = analysis.left_out(run, *others, by=by, n=n, metrics=metrics).to_pylist()
     rows.sort(key=lambda row: -row["share"])
     several = len({row["metric"] for row in rows}) > 1
     # Ids of sources are unique per query
@@ -192,7 +192,7 @@ def left_out(
 @_drawn
 def statuses(run: RunTables, *others: RunTables) -> Picture:
     """Plot the shares of sample statuses by metric and system."""
-    rows = analysis.statuses((run, *others)).to_pylist()
+    rows = analysis.statuses(run, *others).to_pylist()
     names = list(dict.fromkeys((row["metric"], row["system"]) for row in rows))[::-1]
     figure = _figure(HEAD + LINE * max(len(names), 1))
     panel = figure.subplots()
@@ -219,7 +219,7 @@ def statuses(run: RunTables, *others: RunTables) -> Picture:
 @_drawn
 def costs(run: RunTables, *others: RunTables) -> Picture:
     """Plot the cost of each stage of the last start, or its calls if there is no price."""
-    rows = [row for row in analysis.costs((run, *others)).to_pylist() if row["calls"]]
+    rows = [row for row in analysis.costs(run, *others).to_pylist() if row["calls"]]
     what = "cost" if any(row["cost"] for row in rows) else "calls"
     rows = sorted(rows, key=lambda row: -(row[what] or 0))
     # A missing price is not a cost of 0
