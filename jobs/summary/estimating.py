@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +27,6 @@ from untold.jobs.run.terminal import amount
 from untold.jobs.run_tables import RunTables, connect_tables, open_run
 from untold.jobs.summary.ranking import check_runs, wanted_metrics
 from untold.jobs.summary.score_counts import SCORE, SCORE_OR_ZERO, SILENT, Rows, columns_of, fetch_rows
-from untold.jobs.tables import SAMPLES, SCORES
 from untold.udfs.errors import UserError, aside, near_misses
 from untold.udfs.retrieval.embedding import find_model, normalised, open_embedder
 from untold.udfs.retrieval.local_models import MINILM
@@ -110,14 +111,13 @@ def read_groups(request: EstimateRequest, notify: Callable[[str], None]) -> list
     # The columns that stratified the draw of the judged samples
     draw = (request.run.manifest.get("input") or {}).get("draw") or {}
     _sum_up(database, draw.get("stratify") or ())
-    strata = fetch_rows(database, _STRATA)
-    weighed = _weigh(strata)
+    weighed = _weigh(fetch_rows(database, _STRATA))
     if not weighed:
         raise EstimateError(
             f"{request.labels or request.run.directory}: none of its samples with a score is in "
             f"{request.everything.directory}. The proxy must have all samples, with the same sample_id"
         )
-    database.register("weighed", pa.Table.from_pylist(weighed))
+    database.register("weighed", pa.Table.from_pylist([row for rows in weighed.values() for row in rows]))
     database.execute(_INFLUENCE)
     crossed: dict[tuple[Any, ...], dict[str, tuple[float, float, float, float]]] = defaultdict(dict)
     for row in fetch_rows(database, _CROSSED):
@@ -128,7 +128,7 @@ def read_groups(request: EstimateRequest, notify: Callable[[str], None]) -> list
             crossed[row["pair"], row["level"], row["second"]][row["first"]] = turned
     unscored = {(row["pair"], row["level"], row["system"]): row for row in fetch_rows(database, _UNSCORED)}
     groups = []
-    for key, rows in _by_group(weighed).items():
+    for key, rows in weighed.items():
         moments = _moments(rows, crossed[key][key[2]])
         counts = {name: sum(row[name] for row in rows) for name in ("judged", "rest")}
         counts |= {name: unscored[key][name] for name in ("undefined", "failed")}
@@ -138,22 +138,17 @@ def read_groups(request: EstimateRequest, notify: Callable[[str], None]) -> list
     return groups
 
 
-def _by_group(rows: Rows) -> dict[tuple[int, int, str], Rows]:
-    """Return the strata of each group with judged samples, in the order of pairs, all samples before systems."""
-    found: dict[tuple[int, int, str], Rows] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: (row["pair"], row["level"], row["system"])):
-        found[row["pair"], row["level"], row["system"]].append(row)
-    return {key: own for key, own in found.items() if sum(row["judged"] for row in own)}
-
-
-def _weigh(strata: Rows) -> Rows:
-    """Return the strata with the weights of their samples."""
-    found = []
+def _weigh(strata: Rows) -> dict[tuple[int, int, str], Rows]:
+    """Return the strata of each group with judged samples in their order, with the weights of their samples."""
+    found = {}
     names = list(Stratum.__annotations__)
-    for own in _by_group(strata).values():
+    for key, group in groupby(strata, key=itemgetter("pair", "level", "system")):
+        own = list(group)
+        if not any(row["judged"] for row in own):
+            continue
         clustered = max(row["largest"] for row in own) > 1
         weighed = weigh_strata([Stratum(*(row[name] for name in names)) for row in own], clustered=clustered)
-        found += [
+        found[key] = [
             {**row, "clustered": clustered, **{f"w_{name}": value for name, value in vars(one).items()}}
             for row, one in zip(own, weighed, strict=True)
         ]
@@ -356,7 +351,10 @@ Texts = Sequence[tuple[str, Sequence[str]]]
 
 @dataclass(frozen=True, repr=False)
 class ProxyRun(RunTables):
-    """Proxy scores in memory as the tables `samples` and `scores` of a run."""
+    """Proxy scores in memory as the tables `samples` and `scores` of a run.
+
+    The tables may lack columns of the contract, which are null in a view of this run and the judged run.
+    """
 
     frames: Mapping[str, pa.Table]
 
@@ -398,22 +396,12 @@ def _proxy_run(path: str, metric: str, rows: pa.Table, scores: Scores) -> ProxyR
         own = kept[name].cast(pa.string()) if name in kept.column_names else pa.nulls(len(rows), pa.string())
         kept = kept.drop_columns([name] if name in kept.column_names else []).append_column(name, own)
     ids = pa.array(_ids(rows), pa.string())
-    samples = kept.append_column("sample_id", ids)
-    values = pa.array(scores, pa.float64())
-    known = {"sample_id": ids, "system": kept["system"], "score": values}
+    known = {"sample_id": ids, "system": kept["system"], "score": pa.array(scores, pa.float64())}
     table = pa.table({**known, "metric": [metric] * len(rows), "status": ["ok"] * len(rows)})
-    frames = {"samples": _whole(samples, SAMPLES), "scores": _whole(table, SCORES)}
+    frames = {"samples": kept.append_column("sample_id", ids), "scores": table}
     digest = sha256(json.dumps([ids.to_pylist(), scores]).encode()).hexdigest()
     manifest = {"status": "finished", "metrics": [metric], "identity": {"input": digest, "dataset": "proxy"}}
     return ProxyRun(path, manifest, frames)
-
-
-def _whole(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows with all columns of a table. Missing columns are null."""
-    for column in schema:
-        if column.name not in rows.column_names:
-            rows = rows.append_column(column, pa.nulls(len(rows), column.type))
-    return rows
 
 
 def share_words(texts: Texts) -> Scores:
