@@ -24,9 +24,9 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from untold.jobs.run.terminal import amount
-from untold.jobs.run_tables import RunTables, connect_tables, open_run
+from untold.jobs.run_tables import RunTables, open_run
 from untold.jobs.summary.ranking import check_runs, wanted_metrics
-from untold.jobs.summary.score_counts import SCORE, SCORE_OR_ZERO, SILENT, Rows, columns_of, fetch_rows
+from untold.jobs.summary.score_counts import SILENT, Rows, columns_of, connect_scores, fetch_rows
 from untold.udfs.errors import UserError, aside, near_misses
 from untold.udfs.retrieval.embedding import find_model, normalised, open_embedder
 from untold.udfs.retrieval.local_models import MINILM
@@ -176,19 +176,19 @@ def _open(request: EstimateRequest) -> tuple[DuckDBPyConnection, list[tuple[str,
     runs = [request.run, request.everything]
     check_runs([request.run] if request.proxy is None else runs)
     pairs = _pair(request)
-    database = connect_tables(runs, ("samples", "scores"), numbered=True)
-    score = SCORE_OR_ZERO if request.undefined == "zero" else SCORE
+    database = connect_scores(runs, None)
+    score = "score_zero" if request.undefined == "zero" else "score"
     if labelled:
         database.register("labels", _read_labels(str(request.labels)))
         judged = f"""select sample_id, '{LABELS}' as metric, avg(score) as score, 'ok' as status from labels
             where score is not null group by sample_id"""
     else:
-        judged = f"select sample_id, metric, {score} as score, status from scores where output = 0"
+        judged = f"select sample_id, metric, {score} as score, status from judged where output = 0"
     proxied = request.proxy is not None or labelled
     database.execute(f"create view dear as {judged}")
     database.execute(
         f"""create view cheap as select sample_id, metric, system,
-                {score if proxied else "0.0"} as proxy from scores where output = 1"""
+                {score if proxied else "0.0"} as proxy from judged where output = 1"""
     )
     numbered = [
         {"pair": place, "metric": metric, "proxy": metric if proxy is None else proxy}
