@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
 from untold.graph.plotting import draw_picture, new_figure
@@ -23,7 +22,7 @@ from untold.graph.views import FORMATS, one_line
 from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.call_settings import calls_for, hours_at, runs_in_tasks
 from untold.jobs.inference.stage.engines import open_held
-from untold.jobs.inference.store.compaction import VERSION, list_uses, read_live
+from untold.jobs.inference.store.compaction import VERSION, list_uses, read_completions
 from untold.jobs.metrics.scoring import ScoreRequest
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from untold.jobs.run.output import Output, shown
@@ -195,19 +194,8 @@ def _sum_completions(folder: StoragePath, wanted: pa.Array) -> dict[str, float]:
     """
     each = {"prompt_tokens": "sum", "completion_tokens": "sum", "attempts": "max", "seconds": "max"}
     keys = ["request_id", "run_id"]
-
-    def read(places: list[StoragePath]) -> list[pa.Table]:
-        parts = []
-        for place in places:
-            with place.open() as file:
-                rows = pq.read_table(file, columns=[*keys, *each])
-            parts.append(rows.filter(pc.is_in(rows["request_id"], wanted)))
-        return parts
-
-    parts = read_live(str(folder), read)
-    if not parts:
-        return dict.fromkeys(each, 0.0)
-    by_request = pa.concat_tables(parts).group_by(keys).aggregate(list(each.items()))
+    rows = read_completions(folder, [*keys, *each], pc.field("request_id").isin(wanted))
+    by_request = rows.group_by(keys).aggregate(list(each.items()))
     return {name: pc.sum(by_request[f"{name}_{how}"]).as_py() or 0.0 for name, how in each.items()}
 
 

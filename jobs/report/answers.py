@@ -15,7 +15,7 @@ from rapidfuzz import fuzz, process
 
 from untold.graph.views import CONTRADICTIONS, DRAWN_RELATIONS, ENTAILMENTS, order_statements
 from untold.graph.views import Row as GraphRow
-from untold.jobs.inference.store.compaction import VERSION, read_live
+from untold.jobs.inference.store.compaction import VERSION, read_completions
 from untold.jobs.metrics.views import describe_conflict
 from untold.jobs.report.sources import (
     CONTEXT,
@@ -239,19 +239,13 @@ class _Store:
 
     def _texts(self, folder: StoragePath, ids: Collection[str]) -> dict[str, str]:
         """Return the texts of completions by request, from models that judged this run."""
+        if not ids:
+            return {}
         wanted = ds.field("request_id").isin(sorted(ids)) & ds.field("error_type").is_null()
         if self._models:
             wanted &= ds.field("model").isin(self._models)
-
-        def read(places: list[StoragePath]) -> dict[str, str]:
-            files = [place.arrow for place in places]
-            if not files or not ids:
-                return {}
-            rows = ds.dataset([path for _, path in files], filesystem=files[0][0], format="parquet")
-            found = rows.to_table(columns=["request_id", "text"], filter=wanted)
-            return {row["request_id"]: row["text"] for row in found.to_pylist() if row["text"] is not None}
-
-        return read_live(str(folder), read)
+        found = read_completions(folder, ["request_id", "text"], wanted).to_pylist()
+        return {row["request_id"]: row["text"] for row in found if row["text"] is not None}
 
     def _folders(self, stage: str) -> list[StoragePath]:
         """Return the folders of a stage. The folder with the digest of the run is first."""
