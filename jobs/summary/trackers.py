@@ -15,7 +15,7 @@ from datetime import datetime
 from hashlib import sha256
 from http.client import HTTPException
 from itertools import groupby, islice
-from typing import IO, Any
+from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote, unquote
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -271,13 +271,8 @@ TRACKERS: Mapping[str, Tracker] = {
 }
 
 
-def write_calls(tracker: Tracker, scores: Iterable[TrackedScore], file: IO[bytes]) -> None:
-    """Write the body of each call as a line of JSON."""
-    for call in tracker.calls_of(scores):
-        file.write(_body(call.body) + b"\n")
-
-
-def _body(value: Body) -> bytes:
+def json_bytes(value: Body) -> bytes:
+    """Return a value as JSON in UTF-8, with `?` for lone surrogates."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
 
 
@@ -314,7 +309,7 @@ class TrackerClient:
             UserError: The tool refuses the call, or does not respond after `MOST_ATTEMPTS` attempts. The message
                 contains neither a key nor the body of a response.
         """
-        data = None if body is None else _body(body)
+        data = None if body is None else json_bytes(body)
         request = Request(self._address + path, data, self._headers, method=method)
         place = plain_url(request.full_url)
         for attempt in range(1, MOST_ATTEMPTS + 1):
