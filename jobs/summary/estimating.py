@@ -259,30 +259,26 @@ def numbers_in(path: str, rows: pa.Table, name: str) -> pa.ChunkedArray:
 
 # One row per sample and metric, with its query as a number. The mean of the proxy replaces a missing proxy
 _JOINED = """create view joined as
-    select pair, coalesce(c.system, '') as system, c.system is not null as named, {stratum} as stratum,
+    select pair, c.system, {stratum} as stratum,
         case when a.query is null then hash(c.sample_id) else hash(a.query) end as cluster,
         coalesce(c.proxy, m.mean, 0) as proxy, d.score, d.status
     from cheap c join pairs p on c.metric = p.proxy
         join (select metric, avg(proxy) as mean from cheap group by metric) m on c.metric = m.metric
         left join (select * from samples where output = 1) a on a.sample_id = c.sample_id
         left join dear d on d.sample_id = c.sample_id and d.metric = p.metric"""
-# A drawn sample without a score counts as undefined or failed, and does not belong to the rest
-_BY_SYSTEM = """create temp table by_system as
-    select pair, system, named, stratum, cluster,
+# `level`: 0 for all samples, 1 for one system. A drawn sample without a score counts as undefined or failed, and does
+# not belong to the rest
+_CELLS = f"""create temp table cells as
+    select pair, 1 - grouping(j.system) as level, coalesce(j.system, '') as system, stratum, cluster,
         count(score) as judged, count(*) filter (status is null) as rest,
         coalesce(sum(score), 0) as score,
         coalesce(sum(proxy) filter (score is not null), 0) as proxy,
         coalesce(sum(proxy) filter (status is null), 0) as proxy_rest,
         coalesce(sum(proxy * proxy) filter (status is null or score is not null), 0) as squares,
-        count(*) filter (status is not null and score is null and status in ({undefined})) as undefined,
-        count(*) filter (status is not null and score is null and status not in ({undefined})) as failed
-    from joined group by pair, system, named, stratum, cluster"""
-_SUMMED = ("judged", "rest", "score", "proxy", "proxy_rest", "squares", "undefined", "failed")
-# `level`: 0 for all samples, 1 for one system
-_CELLS = f"""create temp table cells as
-    select pair, 1 as level, system, stratum, cluster, {", ".join(_SUMMED)} from by_system where named
-    union all select pair, 0, '', stratum, cluster, {", ".join(f"sum({name})" for name in _SUMMED)} from by_system
-    group by pair, stratum, cluster"""
+        count(*) filter (status is not null and score is null and status in ({SILENT})) as undefined,
+        count(*) filter (status is not null and score is null and status not in ({SILENT})) as failed
+    from joined j group by grouping sets ((pair, j.system, stratum, cluster), (pair, stratum, cluster))
+    having grouping(j.system) = 1 or j.system is not null"""
 _STRATA = """select pair, level, system, stratum, sum(judged)::bigint as judged, sum(rest)::bigint as rest,
         count(*) filter (judged > 0) as clusters, max(judged + rest)::bigint as largest, sum(score) as score,
         sum(proxy) as proxy, sum(proxy_rest) as proxy_rest, sum(squares) as squares
@@ -312,7 +308,6 @@ def _sum_up(database: DuckDBPyConnection, strata: Sequence[str]) -> None:
     values = ", ".join(f"""a."{name.replace('"', '""')}"::varchar""" for name in strata)
     stratum = f"to_json([{values}])::varchar" if strata else "''"
     database.execute(_JOINED.format(stratum=stratum))
-    database.execute(_BY_SYSTEM.format(undefined=SILENT))
     database.execute(_CELLS)
 
 
