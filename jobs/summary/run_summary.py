@@ -324,14 +324,12 @@ def _places(run: RunTables, worst: Sequence[Row], page: Page) -> Iterator[str]:
 
 def count_unasked(run: RunTables) -> Unasked:
     """Count the samples that were not asked, by metric and system, and by metric under the system None."""
-    found: Counter[tuple[str, str | None]] = Counter()
-    for row in fetch_rows(
+    rows = fetch_rows(
         connect_tables([run], ["scores"]),
-        f"""select metric, system, count(*) as count from scores where status = {quoted(NOT_ASKED)} group by all""",
-    ):
-        for group in {(row["metric"], None), (row["metric"], row["system"])}:
-            found[group] += row["count"]
-    return found
+        f"""select metric, system, count(*) as count from scores where status = {quoted(NOT_ASKED)}
+            group by grouping sets ((metric), (metric, system)) having grouping(system) = 1 or system is not null""",
+    )
+    return {(row["metric"], row["system"]): row["count"] for row in rows}
 
 
 def count_failures(run: RunTables) -> list[dict[str, Any]]:
