@@ -29,6 +29,7 @@ from untold.jobs.report.sources import (
     rounded,
 )
 from untold.jobs.run_tables import RunTables, batches_of
+from untold.jobs.summary.score_counts import group_by
 from untold.jobs.tables import ATOMS, CITATIONS, CLAIMS, CONFLICTS, CRITERIA, FAILURES, SCORES, STATEMENTS
 from untold.udfs.llm.keys import request_id
 from untold.udfs.recall.fact_texts import match_form, shown_form
@@ -387,10 +388,8 @@ class ReportSamples:
         evidence = self._by_metric("evidence", ("claim_id", "chunk_id", "rank", "relation"), self._detailed)
         chunks: dict[Key, dict[str, None]] = defaultdict(dict)
         for key, metric in _places(found):
-            judged: dict[str, list[Row]] = defaultdict(list)
-            for row in sorted(evidence[key][metric], key=lambda row: row["rank"] or 0):
-                judged[row["claim_id"]].append(row)
-            rows = [self._claim(row, judged[row["claim_id"]]) for row in claims[key][metric]]
+            judged = group_by(sorted(evidence[key][metric], key=lambda row: row["rank"] or 0), "claim_id")
+            rows = [self._claim(row, judged.get(row["claim_id"], ())) for row in claims[key][metric]]
             for row in rows:
                 chunks[key].update(dict.fromkeys(name for name, _ in row.get("evidence", ())))
             if rows:

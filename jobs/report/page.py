@@ -37,6 +37,7 @@ from untold.jobs.run.terminal import amount
 from untold.jobs.run_tables import RunTables, UnreadableRunError, open_run
 from untold.jobs.summary.ranking import CHANCE, CompareError
 from untold.jobs.summary.run_summary import count_failures, describe_faults
+from untold.jobs.summary.score_counts import group_by
 from untold.jobs.summary.trends import date_of, describe_finding
 from untold.udfs.errors import UserError
 from untold.udfs.redaction import redact
@@ -112,11 +113,8 @@ def trend_rows(sources: Sources) -> tuple[dict[str, list[Row]], list[str]]:
     if found is None:
         return {}, []
     last = set(found.dates[-DATES:])
-    rows: dict[str, list[Row]] = defaultdict(list)
-    for row in found.shown:
-        if row["date"] in last:
-            rows[row["metric"]].append({**row, "label": row["system"] or f"({row['level']})"})
-    return rows, [describe_finding(row) for row in found.findings]
+    shown = ({**row, "label": row["system"] or f"({row['level']})"} for row in found.shown if row["date"] in last)
+    return group_by(shown, "metric"), [describe_finding(row) for row in found.findings]
 
 
 def measure_rows(sources: Sources) -> list[Row]:

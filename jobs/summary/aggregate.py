@@ -34,6 +34,7 @@ from untold.jobs.summary.score_counts import (
     connect_scores,
     count_distinct,
     fetch_rows,
+    group_by,
     rows_of,
     without_nan,
 )
@@ -345,9 +346,7 @@ def leaning_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
     counts: rows of `count_leaning`. Intervals resample queries. P-values are adjusted over the rows of a metric and
     level.
     """
-    queries: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    for row in counts:
-        queries[tuple(row[name] for name in _KEYS)].append(row)
+    queries = group_by(counts, *_KEYS)
     found = []
     for key in sorted(queries, key=_order):
         columns = [[row[name] for row in queries[key]] for name in ("followed", "n", "count")]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -57,6 +59,7 @@ GRID = 10_000  # steps between 0 and 1 to which values are rounded if there are 
 DECIMALS = 12
 Row = Mapping[str, Any]
 Rows = list[dict[str, Any]]
+Given = TypeVar("Given", bound=Row)
 
 
 @dataclass(frozen=True)
@@ -229,6 +232,15 @@ def fetch_rows(database: DuckDBPyConnection, query: str) -> Rows:
     """Return all rows of a query as mappings."""
     rows: Rows = rows_of(database, query).to_pylist()
     return rows
+
+
+def group_by(rows: Iterable[Given], *names: str) -> dict[Any, list[Given]]:
+    """Return the rows by the value of a column, or by the values of several columns, in their order."""
+    found: dict[Any, list[Given]] = defaultdict(list)
+    key = itemgetter(*names)
+    for row in rows:
+        found[key(row)].append(row)
+    return dict(found)
 
 
 def columns_of(database: DuckDBPyConnection, table: str) -> list[str]:
