@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
@@ -291,12 +291,16 @@ class ReportSamples:
         found = {key: compact(self._sample(key)) for key in self._order}
         self._add_texts(found)
         self._add_statements(found)
-        self._append(found, "conflicts", CONFLICTS.names, self._conflict, among=self._detailed)
+        for _, row, into in self._rows(found, "conflicts", CONFLICTS.names, among=self._detailed):
+            into.setdefault("conflicts", []).append(self.texts.add(describe_conflict(row)))
         self._add_claims(found)
-        self._append(found, "criteria", CRITERIA.names, self._criterion)
-        self._append(found, "citations", CITATIONS.names, self._citation)
+        for _, row, into in self._rows(found, "criteria", CRITERIA.names):
+            into.setdefault("criteria", []).append(self._criterion(row))
+        for _, row, into in self._rows(found, "citations", CITATIONS.names):
+            into.setdefault("citations", []).append(self._citation(row))
         self._add_failures(found)
-        self._add_measures(found)
+        for _, row, into in self._rows(found, "measures", ("metric", "measure", "value")):
+            into.setdefault("measures", {})[row["measure"]] = rounded(row["value"])
         for key, words in judges_words(self.sources, self._detailed).items():
             for metric, texts in words.items():
                 if metric in found[key]["metrics"]:
@@ -354,10 +358,9 @@ class ReportSamples:
         # For samples without a row in the run
         places[None] = {}
         rows: dict[SampleMetric, list[Row]] = defaultdict(list)
-        for key, row in self.sources.rows("statements", STATEMENTS.names[1:]):
-            if key in found and row["metric"] in found[key]["metrics"]:
-                sources = [places[found[key].get("contexts")].get(name, name) for name in row["sources"] or ()]
-                rows[key, row["metric"]].append({**self._statement(row, key), "sources": sources})
+        for key, row, _ in self._rows(found, "statements", STATEMENTS.names):
+            sources = [places[found[key].get("contexts")].get(name, name) for name in row["sources"] or ()]
+            rows[key, row["metric"]].append({**self._statement(row, key), "sources": sources})
         for key, metric in _places(found):
             if own := rows.pop((key, metric), None):
                 yield key, metric, own
@@ -374,13 +377,13 @@ class ReportSamples:
         own_id = {"number": int(last)} if last.isdecimal() else {"number": 0, "id": row["statement_id"]}
         return {**plain, **named, **own_id, "text": number, "point": point, "members": others, **reason}
 
-    def _append(
-        self, found: Mapping[Key, Row], name: str, columns: Sequence[str], shown: Callable[[Row], Any], **which: Any
-    ) -> None:
-        """Add a list with what is shown of each row of a table, to the metrics of the samples."""
-        for key, row in self.sources.rows(name, columns[1:], **which):
+    def _rows(
+        self, found: Mapping[Key, Row], name: str, columns: Sequence[str], **which: Any
+    ) -> Iterator[tuple[Key, Row, Row]]:
+        """Yield each row of a table with its sample and with the data of its metric in the page."""
+        for key, row in self.sources.rows(name, columns, **which):
             if key in found and row["metric"] in found[key]["metrics"]:
-                found[key]["metrics"][row["metric"]].setdefault(name, []).append(shown(row))
+                yield key, row, found[key]["metrics"][row["metric"]]
 
     def _add_claims(self, found: Mapping[Key, Row]) -> None:
         """Add claims with their verdicts, and the chunks that ground them or are nearest to them."""
@@ -404,9 +407,6 @@ class ReportSamples:
         shown = [[one["chunk_id"], one["relation"]] for one in best]
         named = {"id": row["claim_id"], "text": self.texts.add(row["text"])}
         return compact({**named, "verdict": row["verdict"], "anchor": row["anchor"], "evidence": shown})
-
-    def _conflict(self, row: Row) -> int | None:
-        return self.texts.add(describe_conflict(row))
 
     def _citation(self, row: Row) -> Row:
         texts = {name: self.texts.add(row[name]) for name in ("sentence", "source", "reason") if row[name]}
@@ -435,12 +435,6 @@ class ReportSamples:
             if key in found:
                 into = found[key]["metrics"].get(row["metric"]) or next(iter(found[key]["metrics"].values()))
                 into.setdefault("failures", []).append([row["stage"], row["error_type"], redact(row["error"] or "")])
-
-    def _add_measures(self, found: Mapping[Key, Row]) -> None:
-        for key, row in self.sources.rows("measures", ("metric", "measure", "value")):
-            if key in found and row["metric"] in found[key]["metrics"]:
-                measures = found[key]["metrics"][row["metric"]].setdefault("measures", {})
-                measures[row["measure"]] = rounded(row["value"])
 
     def _by_metric(
         self, name: str, columns: Iterable[str], among: Collection[Key] | None = None, where: Any = None
