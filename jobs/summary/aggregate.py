@@ -30,7 +30,6 @@ from untold.jobs.summary.score_counts import (
     Rows,
     ScoreCounts,
     clusters_by,
-    columns_of,
     connect_scores,
     count_distinct,
     fetch_rows,
@@ -308,7 +307,8 @@ def count_leaning(run: RunTables) -> Rows:
     """
     database = connect_tables([run], ["conflicts", "samples"])
     # Samples have further columns of their files, also an id of the query
-    names = (name for name in ("query_id", "query", "sample_id") if name in columns_of(database, "samples"))
+    columns = database.sql("from samples").columns
+    names = (name for name in ("query_id", "query", "sample_id") if name in columns)
     return fetch_rows(
         database,
         f"""with sides as (

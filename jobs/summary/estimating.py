@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from untold.jobs.run.terminal import amount
 from untold.jobs.run_tables import RunTables, open_run
 from untold.jobs.summary.ranking import check_runs, wanted_metrics
-from untold.jobs.summary.score_counts import SILENT, Rows, columns_of, connect_scores, fetch_rows
+from untold.jobs.summary.score_counts import SILENT, Rows, connect_scores, fetch_rows
 from untold.udfs.errors import UserError, aside, near_misses
 from untold.udfs.retrieval.embedding import find_model, normalised, open_embedder
 from untold.udfs.retrieval.local_models import MINILM
@@ -301,7 +301,7 @@ _CROSSED = """select pair, level, a.system as first, b.system as second, sum(a.s
 
 def _sum_up(database: DuckDBPyConnection, strata: Sequence[str]) -> None:
     """Create `cells`: sums by metric, system, stratum and query. Raises EstimateError for a missing column."""
-    columns = columns_of(database, "samples")
+    columns = database.sql("from samples").columns
     for name in strata:
         if name not in columns:
             raise EstimateError(f"the samples were drawn by {name}, which the samples of the proxy do not have")

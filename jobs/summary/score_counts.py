@@ -243,11 +243,6 @@ def group_by(rows: Iterable[Given], *names: str) -> dict[Any, list[Given]]:
     return dict(found)
 
 
-def columns_of(database: DuckDBPyConnection, table: str) -> list[str]:
-    """Return the names of the columns of a table."""
-    return [row[0] for row in database.sql(f"describe {table}").fetchall()]
-
-
 def rounded(value: str) -> str:
     """Return SQL of a value without the decimals that depend on the order of a sum."""
     return f"round({value}, {DECIMALS})"
