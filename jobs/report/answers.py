@@ -6,7 +6,6 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -78,16 +77,8 @@ def fact_edges(
 ALIKE = 75
 # Points of a query that a new statement is compared with
 MOST_COMPARED = 300
-
-
-@dataclass
-class _Query:
-    """The points of a query under a metric: numbers by exact form, and the first forms and sources in order."""
-
-    known: dict[str, int] = field(default_factory=dict)
-    forms: list[str] = field(default_factory=list)
-    sources: list[frozenset[str]] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
+Point = tuple[str, frozenset[str], int]
+"""The form, the sources and the number of the first statement of a point."""
 
 
 class StatementGroups:
@@ -98,35 +89,35 @@ class StatementGroups:
     """
 
     def __init__(self) -> None:
-        self._queries: dict[tuple[str, str], _Query] = defaultdict(_Query)
+        # By metric and query: the number of a point by its exact forms, and the points in order
+        self._known: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+        self._points: dict[tuple[str, str], list[Point]] = defaultdict(list)
 
     def number(self, metric: str, query: str, statement: Mapping[str, Any], text: int) -> int:
         """Return the point of a statement of an answer to the query. A new point is the statement's text."""
-        own = self._queries[metric, query]
+        known, points = self._known[metric, query], self._points[metric, query]
         reference = statement["reference_id"]
         texts = [statement["text"] or "", *(statement["members"] or ())]
         forms = [f"#{reference}"] if reference is not None else [match_form(shown_form(text)) for text in texts]
-        found = next((own.known[form] for form in forms if form in own.known), None)
+        found = next((known[form] for form in forms if form in known), None)
         sources = frozenset(statement["sources"] or ())
         if found is None and reference is None and statement["members"] is None:
-            found = _alike(own, forms[0], sources)
+            found = _alike(points, forms[0], sources)
         if found is None:
             found = text
-            own.forms.append(forms[0])
-            own.sources.append(sources)
-            own.numbers.append(found)
+            points.append((forms[0], sources, text))
         for form in forms:
-            own.known.setdefault(form, found)
+            known.setdefault(form, found)
         return found
 
 
-def _alike(own: _Query, form: str, sources: frozenset[str]) -> int | None:
+def _alike(points: Sequence[Point], form: str, sources: frozenset[str]) -> int | None:
     """Return the point with the most similar words, or None if no point is similar enough."""
-    scored = process.extract(form, own.forms[:MOST_COMPARED], scorer=fuzz.token_sort_ratio, score_cutoff=ALIKE, limit=3)
-    for other, _, place in scored:
-        there = own.sources[place]
+    forms = [first for first, _, _ in points[:MOST_COMPARED]]
+    for other, _, place in process.extract(form, forms, scorer=fuzz.token_sort_ratio, score_cutoff=ALIKE, limit=3):
+        _, there, number = points[place]
         if _numbers(other) == _numbers(form) and (not sources or not there or sources & there):
-            return own.numbers[place]
+            return number
     return None
 
 
