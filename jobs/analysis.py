@@ -159,7 +159,7 @@ def left_out(
     by: `statement`, `query`, `source` or `system`; n: the number of rows, or None for all. For statements, `missed`
     counts the responses to the query without the statement, among the judged `responses`; case and white space do not
     distinguish statements. Otherwise `missed` counts the missed statements among `statements`. `share` is their
-    quotient. Raises UserError for another `by`.
+    quotient. Raises UntoldError for another `by`.
     """
     if by not in _LEFT_OUT:
         raise UserError(f"by={by}: must be {', '.join(_LEFT_OUT)}{aside(near_misses(by, _LEFT_OUT))}")
@@ -202,7 +202,7 @@ def topics(run: RunTables, *others: RunTables, n: int = 10, metrics: Sequence[st
     """Group missed statements by vectors of the embedded model: topic, statements, missed, queries, more.
 
     The `MOST_STATEMENTS` most frequently missed statements form n groups (average linkage of cosines). A `topic` is
-    the central statement of its group, and `more` has up to three others. Raises UserError without `untold[engine]`.
+    the central statement of its group, and `more` has up to three others. Raises UntoldError without `untold[engine]`.
     """
     require("Run.topics", ENGINE, "onnxruntime", "tokenizers", "scipy")
     from scipy.cluster.hierarchy import fcluster, linkage
@@ -229,7 +229,7 @@ def topics(run: RunTables, *others: RunTables, n: int = 10, metrics: Sequence[st
 
 
 def changes(run: RunTables, *others: RunTables, metrics: Sequence[str] | None = None, seed: int = 0) -> pa.Table:
-    """Return the change of each system from one date to the next, with the columns of `CHANGES`.
+    """Return the change of each system from one date to the next with 95 % intervals, as in the table `changes`.
 
     The p-values are adjusted over the changes of a metric. Dates before and after a break are not compared.
     """
