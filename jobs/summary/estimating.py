@@ -10,7 +10,7 @@ import io
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import groupby
 from operator import itemgetter
@@ -99,9 +99,8 @@ class Group:
             name: getattr(self, name) + getattr(other, name) for name in ("judged", "rest", "undefined", "failed")
         }
         cross = self.cross.get(other.system, (0.0, 0.0, 0.0, 0.0))
-        return Group(
-            self.pair, self.system, other.system, **counts, moments=self.moments.less(other.moments, cross), cross={}
-        )
+        moments = self.moments.less(other.moments, cross)
+        return replace(self, compared_system=other.system, **counts, moments=moments, cross={})
 
 
 def read_groups(request: EstimateRequest, notify: Callable[[str], None]) -> list[Group]:
@@ -386,14 +385,13 @@ def open_proxy(proxy: str, run: RunTables, samples: str | None = None) -> RunTab
 
 def _proxy_run(path: str, metric: str, rows: pa.Table, scores: Scores) -> ProxyRun:
     """Return the run of these scores, one score per row."""
-    kept = rows.drop_columns([name for name in (*TEXTS, "score", "sample_id") if name in rows.column_names])
-    for name in ("query", "system"):
-        own = kept[name].cast(pa.string()) if name in kept.column_names else pa.nulls(len(rows), pa.string())
-        kept = kept.drop_columns([name] if name in kept.column_names else []).append_column(name, own)
     ids = pa.array(_ids(rows), pa.string())
+    kept = {name: rows[name] for name in rows.column_names if name not in (*TEXTS, "score")} | {"sample_id": ids}
+    for name in ("query", "system"):
+        kept[name] = kept[name].cast(pa.string()) if name in kept else pa.nulls(len(rows), pa.string())
     known = {"sample_id": ids, "system": kept["system"], "score": pa.array(scores, pa.float64())}
     table = pa.table({**known, "metric": [metric] * len(rows), "status": ["ok"] * len(rows)})
-    frames = {"samples": kept.append_column("sample_id", ids), "scores": table}
+    frames = {"samples": pa.table(kept), "scores": table}
     digest = sha256(json.dumps([ids.to_pylist(), scores]).encode()).hexdigest()
     manifest = {"status": "finished", "metrics": [metric], "identity": {"input": digest, "dataset": "proxy"}}
     return ProxyRun(path, manifest, frames)

@@ -181,16 +181,15 @@ class _TrendTables:
         points = [{**row, "stretch": self._stretch(row["metric"], row["level"], row["date"])} for row in self._points]
         points.sort(key=lambda row: (row["metric"], row["date"], row["level"], row["system"] or ""))
         found = [(series, *one) for series in self._series for one in self._changes(series)]
-        add_adjusted([row for _, row, _, _ in found], "metric", "measure", "kind")
-        unlikely = [one for one in found if is_unlikely(one[1])]
+        changes = add_adjusted([row for _, row, _, _ in found], "metric", "measure", "kind")
         for series, row, later, earlier in found:
             # An alert can also report an insignificant change of the newest date
             if row["level"] == SYSTEM and (is_unlikely(row) or row["date"] == self._dates[-1]):
                 row |= self._judged(series, later, earlier)
-        _name_causes([row for _, row, _, _ in found if "judge_p_value" in row])
-        moved = [one for series, row, later, earlier in unlikely for one in self._moved(series, row, later, earlier)]
-        changes = sorted((row for _, row, _, _ in found), key=_order)
-        return Trend(points, changes, moved, self._breaks, self._findings([row for _, row, _, _ in unlikely]))
+        _name_causes([row for row in changes if "judge_p_value" in row])
+        moved = [row for one in found if is_unlikely(one[1]) for row in self._moved(*one)]
+        findings = self._findings([row for row in changes if is_unlikely(row)])
+        return Trend(points, sorted(changes, key=_order), moved, self._breaks, findings)
 
     def _renewals(self, dated: Mapping[str, Sequence[tuple[RunTables, str]]]) -> list[str]:
         """Return the dates at which the samples of the sentinel change."""
