@@ -52,14 +52,13 @@ def summarise(run: RunTables, *, seed: int, zero: bool = False) -> Rows:
     statuses, values are rounded to multiples of 1 / `GRID` first, so that no mean or limit moves by more than half of
     that.
     """
-    counts = ScoreCounts(connect_scores([run], None)).count_values()
-    return summarise_counts(counts, seed=seed, zero=zero)
+    return summarise_counts(ScoreCounts(connect_scores([run], None)).count_values(), seed=seed, zero=zero)
 
 
 def summarise_measures(
     run: RunTables,
     zeroed: Mapping[str, Collection[str]],
-    always: Mapping[str, Collection[str]] | None = None,
+    always: Mapping[str, Collection[str]],
     *,
     seed: int,
 ) -> Rows:
@@ -70,7 +69,6 @@ def summarise_measures(
     value; the mean and its interval are over these. Means of bounds are over the samples with bounds. Values are
     rounded as in `summarise`.
     """
-    always = always or {}
     columns = ("value", "value_low", "value_high", "value_zero")
     silent = f"select sample_id, metric from measures where measure in ({quoted_list(STATED)}) and value = 0"
     counted = count_distinct(

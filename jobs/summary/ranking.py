@@ -306,7 +306,7 @@ def _check_scored(systems: Rows, runs: Sequence[RunTables], by: str) -> None:
         )
 
 
-def rank(summary: Iterable[Mapping[str, Any]], by: str = "mean") -> Rows:
+def rank(summary: Iterable[Mapping[str, Any]], by: str) -> Rows:
     """Return the rows of the systems of a summary with `SYSTEM_COLUMNS`, the best first within a metric.
 
     by: the column of the mean. Systems without a mean are last. Equal means have the order of names.
