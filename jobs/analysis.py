@@ -1,7 +1,7 @@
 """Analyse runs by DuckDB on one machine, without Spark. Each function returns an Arrow table.
 
-The same functions are methods of `untold.Run`. Several runs are one table. Samples without a system have the name of
-their output as their system. DuckDB reads only the necessary columns, and spills to disk.
+The functions of a run and others are methods of `untold.Run`. Several runs are one table. Samples without a system have
+the name of their output as their system. DuckDB reads only the necessary columns, and spills to disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from untold.jobs.summary.dated_scores import CHANGES
 from untold.jobs.summary.score_counts import connect_scores, rounded, rows_of
 from untold.jobs.summary.trends import date_of, find_trend
 from untold.jobs.tables import SUMMARY
-from untold.udfs.errors import UserError, aside, near_misses
+from untold.udfs.errors import ENGINE, UserError, aside, near_misses, require
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -56,14 +56,15 @@ def compare_runs(runs: Sequence[RunTables], **how: Any) -> dict[str, pa.Table]:
 
 
 def differences_by_query(
-    runs: Sequence[RunTables], n: int | None = 20, metrics: Sequence[str] | None = None
+    run: RunTables, *others: RunTables, n: int | None = 20, metrics: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return the n questions with the largest differences of two systems, or all questions.
+    """Return the n questions with the largest differences of two systems, or all questions, with both scores.
 
     Columns: metric, query, first, second, first_score, second_score, difference. `first` sorts before `second`. Equal
     differences have the order of metrics and queries.
     """
-    database = _judged(ranking.check_runs(runs), ranking.wanted_metrics(runs, metrics))
+    runs = ranking.check_runs((run, *others))
+    database = _judged(runs, ranking.wanted_metrics(runs, metrics))
     return rows_of(
         database,
         f"""with means as (
@@ -78,13 +79,13 @@ def differences_by_query(
     )
 
 
-def agreement(runs: Sequence[RunTables]) -> pa.Table:
-    """Return the correlations of two metrics over the samples with a score of both.
+def agreement(run: RunTables, *others: RunTables) -> pa.Table:
+    """Return the correlations of each pair of metrics over the samples with a score of both.
 
     Columns: first, second, n, spearman, pearson, difference. Coefficients are null if a side is constant. The
     difference is the mean of the first metric less the mean of the second.
     """
-    database = _judged(runs)
+    database = _judged((run, *others))
     rank = "rank() over ({0} order by {1}) + (count(*) over ({0}, {1}) - 1) / 2".format
     by_pair = "partition by first, second"
     return rows_of(
@@ -100,13 +101,13 @@ def agreement(runs: Sequence[RunTables]) -> pa.Table:
     )
 
 
-def distribution(runs: Sequence[RunTables], bins: int = 10) -> pa.Table:
+def distribution(run: RunTables, *others: RunTables, bins: int = 10) -> pa.Table:
     """Count samples by score: metric, system, low, high, count, share of the samples of the system.
 
     The last bin contains its upper limit. Empty bins have no row.
     """
     return rows_of(
-        _judged(runs),
+        _judged((run, *others)),
         f"""select metric, system, bin / {bins} as low, (bin + 1) / {bins} as high, count(*) as count,
                 count(*) / sum(count(*)) over (partition by metric, system) as share
             from (select metric, system, least(floor(score * {bins})::int, {bins - 1}) as bin from judged
@@ -115,17 +116,17 @@ def distribution(runs: Sequence[RunTables], bins: int = 10) -> pa.Table:
     )
 
 
-def statuses(runs: Sequence[RunTables]) -> pa.Table:
+def statuses(run: RunTables, *others: RunTables) -> pa.Table:
     """Count samples by status: metric, system, status, count, share of the samples of the system."""
     return rows_of(
-        _judged(runs),
+        _judged((run, *others)),
         """select metric, system, status, count(*) as count,
                 count(*) / sum(count(*)) over (partition by metric, system) as share
             from judged group by metric, system, status order by metric, system, count desc, status""",
     )
 
 
-def costs(runs: Sequence[RunTables]) -> pa.Table:
+def costs(run: RunTables, *others: RunTables) -> pa.Table:
     """Return the usage of the last attempt of each run by stage and model: requests, tokens, cost, share.
 
     The most expensive comes first. `cost` has the currency of the prices, and is null without a price.
@@ -135,7 +136,8 @@ def costs(runs: Sequence[RunTables]) -> pa.Table:
     sums = ", ".join(
         f"sum({name})::{'double' if name in ('cost', 'seconds') else 'bigint'} as {name}" for name in counts
     )
-    samples = sum(run.dataset("samples").count_rows() for run in runs if "samples" in run.tables)
+    runs = (run, *others)
+    samples = sum(one.dataset("samples").count_rows() for one in runs if "samples" in one.tables)
     return rows_of(
         connect_tables(runs, ["usage"], numbered=True),
         f"""select *, cost / nullif(sum(cost) over (), 0) as share,
@@ -146,18 +148,22 @@ def costs(runs: Sequence[RunTables]) -> pa.Table:
 
 
 def left_out(
-    runs: Sequence[RunTables], by: str = "statement", n: int | None = 20, metrics: Sequence[str] | None = None
+    run: RunTables,
+    *others: RunTables,
+    by: str = "statement",
+    n: int | None = 20,
+    metrics: Sequence[str] | None = None,
 ) -> pa.Table:
     """Return the most frequently missed statements, queries, sources or systems (docs/contract.md, "Analysis").
 
     by: `statement`, `query`, `source` or `system`; n: the number of rows, or None for all. For statements, `missed`
     counts the responses to the query without the statement, among the judged `responses`; case and white space do not
     distinguish statements. Otherwise `missed` counts the missed statements among `statements`. `share` is their
-    quotient. Raises UserError for another `by`.
+    quotient. Raises UntoldError for another `by`.
     """
     if by not in _LEFT_OUT:
         raise UserError(f"by={by}: must be {', '.join(_LEFT_OUT)}{aside(near_misses(by, _LEFT_OUT))}")
-    database = _judged(runs, metrics, ["statements"])
+    database = _judged((run, *others), metrics, ["statements"])
     database.execute(
         """create view stated as
             select output, sample_id, metric, system, query, question, contexts, text, s.covered, sources
@@ -192,18 +198,19 @@ _LEFT_OUT = {
 }
 
 
-def topics(runs: Sequence[RunTables], n: int = 10, metrics: Sequence[str] | None = None) -> pa.Table:
+def topics(run: RunTables, *others: RunTables, n: int = 10, metrics: Sequence[str] | None = None) -> pa.Table:
     """Group missed statements by vectors of the embedded model: topic, statements, missed, queries, more.
 
     The `MOST_STATEMENTS` most frequently missed statements form n groups (average linkage of cosines). A `topic` is
-    the central statement of its group, and `more` has up to three others. Raises UserError without `untold[engine]`.
+    the central statement of its group, and `more` has up to three others. Raises UntoldError without `untold[engine]`.
     """
+    require("Run.topics", ENGINE, "onnxruntime", "tokenizers", "scipy")
     from scipy.cluster.hierarchy import fcluster, linkage
 
     from untold.udfs.retrieval.embedding import Embedder, normalised
     from untold.udfs.retrieval.local_models import find_minilm
 
-    rows = left_out(runs, n=MOST_STATEMENTS, metrics=metrics).to_pylist()
+    rows = left_out(run, *others, n=MOST_STATEMENTS, metrics=metrics).to_pylist()
     if not rows:
         return TOPICS.empty_table()
     vectors = normalised(Embedder(find_minilm()).embed([row["statement"] for row in rows]))
@@ -214,32 +221,34 @@ def topics(runs: Sequence[RunTables], n: int = 10, metrics: Sequence[str] | None
         own = [place for place, other in enumerate(groups) if other == group]
         middle = vectors[own].mean(axis=0)
         nearest = [rows[place] for place in sorted(own, key=lambda place: -float(vectors[place] @ middle))]
-        topic, *others = dict.fromkeys(row["statement"] for row in nearest)
+        topic, *further = dict.fromkeys(row["statement"] for row in nearest)
         missed, queries = sum(row["missed"] for row in nearest), len({row["query"] for row in nearest})
         counts = {"statements": len(own), "missed": missed, "queries": queries}
-        found.append({"topic": topic, **counts, "more": others[:3]})
+        found.append({"topic": topic, **counts, "more": further[:3]})
     return pa.Table.from_pylist(sorted(found, key=lambda row: -row["missed"]), TOPICS)
 
 
-def changes(runs: Sequence[RunTables], metrics: Sequence[str] | None = None, seed: int = 0) -> pa.Table:
-    """Return the change of each system from one date to the next, with the columns of `CHANGES`.
+def changes(run: RunTables, *others: RunTables, metrics: Sequence[str] | None = None, seed: int = 0) -> pa.Table:
+    """Return the change of each system from one date to the next with 95 % intervals, as in the table `changes`.
 
     The p-values are adjusted over the changes of a metric. Dates before and after a break are not compared.
     """
-    wanted = ranking.wanted_metrics(ranking.check_runs(runs), metrics)
+    runs = ranking.check_runs((run, *others))
+    wanted = ranking.wanted_metrics(runs, metrics)
     found = [row for row in find_trend(runs, seed=seed).steps if row["metric"] in wanted]
     return pa.Table.from_pylist(found, CHANGES)
 
 
-def trend(runs: Sequence[RunTables]) -> pa.Table:
+def trend(run: RunTables, *others: RunTables) -> pa.Table:
     """Return the summaries of runs by date: date, output, and the columns of `summary` without the level.
 
     The date of a run is the date in the name of its folder (`nightly/2026-11-20`), or the date of its start.
     """
+    runs = (run, *others)
     rows = [
-        {"date": date_of(run), "output": name, **row}
-        for run, name in zip(runs, ranking.names_of(runs), strict=True)
-        for row in (run.summary().to_pylist() if "summary" in run.tables else ())
+        {"date": date_of(one), "output": name, **row}
+        for one, name in zip(runs, ranking.names_of(runs), strict=True)
+        for row in (one.summary().to_pylist() if "summary" in one.tables else ())
     ]
     columns = [field for field in SUMMARY if field.name != "level"]
     schema = pa.schema([("date", pa.string()), ("output", pa.string()), *columns])

@@ -9,12 +9,12 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
 from untold.graph.plotting import draw_picture, new_figure
@@ -22,21 +22,21 @@ from untold.graph.views import FORMATS, one_line
 from untold.jobs.inference.stage.bindings import bind_stage
 from untold.jobs.inference.stage.call_settings import calls_for, hours_at, runs_in_tasks
 from untold.jobs.inference.stage.engines import open_held
-from untold.jobs.inference.store.compaction import VERSION, list_uses, read_live
+from untold.jobs.inference.store.compaction import VERSION, list_uses, read_completions
 from untold.jobs.metrics.scoring import ScoreRequest
 from untold.jobs.run.outcome import EXIT_CODES, FAILED_TOO_MANY, Ending
 from untold.jobs.run.output import Output, shown
 from untold.jobs.run.session import task_slots
 from untold.jobs.run.terminal import Display, Page, table, wrapped
-from untold.jobs.run_tables import RunTables, connect_tables, open_run
+from untold.jobs.run_tables import RunTables, open_run
 from untold.jobs.score import score
 from untold.jobs.settings.model import Settings, prices_for
 from untold.jobs.study.rendering import Columns, cells, document, markdown_table
 from untold.jobs.summary.ranking import limits_text, number_text
-from untold.jobs.summary.score_counts import SCORE
+from untold.jobs.summary.score_counts import connect_scores
 from untold.jobs.tables import CALIBRATION
 from untold.udfs.llm.keys import Stage
-from untold.udfs.llm.usage import Usage
+from untold.udfs.llm.usage import NOTHING_USED, Usage
 from untold.udfs.statistics.intervals import Interval, clustered_bca_interval
 from untold.udfs.statistics.item_agreement import compare_rankings, kappa_by_query, limits_of_agreement
 from untold.udfs.storage import StoragePath
@@ -92,7 +92,8 @@ def calibrate(forms: Sequence[Variant], folder: str, display: Display, *, least:
         output.write_rows(TABLE, rows, CALIBRATION)
         StoragePath(f"{folder}/{REPORT}").write_bytes(report_of(rows, least).encode())
         for form in FORMATS:
-            (StoragePath(folder) / f"{TABLE}.{form}").write_bytes(draw_calibration(rows, least, form))
+            picture = draw_picture(form, partial(draw_calibration, rows, least))
+            (StoragePath(folder) / f"{TABLE}.{form}").write_bytes(picture)
         output.end(Ending())
     return Calibrated(0, rows)
 
@@ -126,14 +127,10 @@ def _costs(form: Variant, run: RunTables, cores: int) -> Row:
         _used(run, form.request.store, bind_stage(name, form.request.settings), digest, form.request.settings)
         for name, digest in run.manifest["identity"]["stages"].items()
     ]
-    costs = [one.usage.cost for one in used if one.usage.cost is not None]
+    total = sum((one.usage for one in used), NOTHING_USED)
     sums = {
         "requests": sum(one.requests for one in used),
-        "calls": sum(one.usage.calls for one in used),
-        "prompt_tokens": sum(one.usage.prompt_tokens for one in used),
-        "completion_tokens": sum(one.usage.completion_tokens for one in used),
-        "cost": sum(costs) if costs else None,
-        "seconds": sum(one.usage.seconds for one in used),
+        **{name: getattr(total, name) for name in ("calls", "prompt_tokens", "completion_tokens", "cost", "seconds")},
         "task_seconds": sum(one.usage.seconds for one in used if one.in_tasks),
     }
     hours = [one.hours(form.request.settings, whole / drawn, cores) for one in used]
@@ -197,35 +194,22 @@ def _sum_completions(folder: StoragePath, wanted: pa.Array) -> dict[str, float]:
     """
     each = {"prompt_tokens": "sum", "completion_tokens": "sum", "attempts": "max", "seconds": "max"}
     keys = ["request_id", "run_id"]
-
-    def read(places: list[StoragePath]) -> list[pa.Table]:
-        parts = []
-        for place in places:
-            with place.open() as file:
-                rows = pq.read_table(file, columns=[*keys, *each])
-            parts.append(rows.filter(pc.is_in(rows["request_id"], wanted)))
-        return parts
-
-    parts = read_live(str(folder), read)
-    if not parts:
-        return dict.fromkeys(each, 0.0)
-    by_request = pa.concat_tables(parts).group_by(keys).aggregate(list(each.items()))
+    rows = read_completions(folder, [*keys, *each], pc.field("request_id").isin(wanted))
+    by_request = rows.group_by(keys).aggregate(list(each.items()))
     return {name: pc.sum(by_request[f"{name}_{how}"]).as_py() or 0.0 for name, how in each.items()}
 
 
 def _agreement(runs: Sequence[RunTables], metric: str, seed: int) -> Row:
     """Return the agreement of a form with the published form: verdicts, scores, and the ranking of systems."""
-    database = connect_tables(runs, ("samples", "scores", "relations", "statements", "claims"), numbered=True)
+    database = connect_scores(runs, None, [metric], tables=("relations", "statements", "claims"))
     database.execute(
-        f"""create view asked as select sample_id, dense_rank() over (order by query) - 1 as query
-                from samples where output = 0;
-            create view scored as select output, sample_id, system, {SCORE} as score from scores
-                where metric = '{metric}'"""
+        """create view queries as select sample_id, dense_rank() over (order by query) - 1 as query
+            from samples where output = 0"""
     )
     kappa, verdicts = _kappa(database, metric, seed)
     pairs = database.sql(
         """select query, coalesce(a.system, '') as system, a.score as first, b.score as second
-            from scored a join scored b using (sample_id) join asked using (sample_id)
+            from judged a join judged b using (sample_id) join queries using (sample_id)
             where a.output = 0 and b.output = 1 and a.score is not null and b.score is not null
             order by sample_id"""
     ).fetchnumpy()
@@ -267,7 +251,7 @@ def _kappa(database: DuckDBPyConnection, metric: str, seed: int) -> tuple[Interv
     )
     rows = database.sql(
         """select query, a.verdict as first, b.verdict as second, count(*) as count
-            from verdicts a join asked using (sample_id)
+            from verdicts a join queries using (sample_id)
                 left join (from verdicts where output = 1) b using (sample_id, item)
             where a.output = 0 and a.verdict is not null group by all"""
     ).fetchall()
@@ -294,30 +278,26 @@ def _ranking(pairs: Mapping[str, Any], place: Any, queries: int, seed: int) -> R
     return {**found.tau.columns("tau", "tau"), "same_winner": found.same_winner, "winner_changes": found.changes}
 
 
-def draw_calibration(rows: Sequence[Row], least: float, form: str) -> bytes:
-    """Return an SVG or a PNG of kappa with its interval over the tokens of each form. The line is the least kappa."""
-
-    def draw() -> Figure:
-        figure = new_figure(8, 5)
-        axes = figure.add_subplot()
-        for row in rows:
-            if row["kappa"] is not None:
-                tokens, kappa = _tokens(row), row["kappa"]
-                low, high = ((row[f"kappa_{end}"] or kappa) for end in ("low", "high"))
-                axes.errorbar(tokens, kappa, [[kappa - low], [high - kappa]], marker="o", capsize=3)
-                axes.annotate(one_line(row["form"]), (tokens, kappa), xytext=(5, 5), textcoords="offset points")
-        axes.axhline(least, linestyle="--", linewidth=1)
-        axes.set(xlabel="tokens", ylabel="kappa (95 % interval)", title="Cost and agreement of the variants")
-        return figure
-
-    return draw_picture(form, draw)
+def draw_calibration(rows: Sequence[Row], least: float) -> Figure:
+    """Return a figure of kappa with its interval over the tokens of each form. The line is the least kappa."""
+    figure = new_figure(8, 5)
+    axes = figure.add_subplot()
+    for row in rows:
+        if row["kappa"] is not None:
+            tokens, kappa = _tokens(row), row["kappa"]
+            low, high = ((row[f"kappa_{end}"] or kappa) for end in ("low", "high"))
+            axes.errorbar(tokens, kappa, [[kappa - low], [high - kappa]], marker="o", capsize=3)
+            axes.annotate(one_line(row["form"]), (tokens, kappa), xytext=(5, 5), textcoords="offset points")
+    axes.axhline(least, linestyle="--", linewidth=1)
+    axes.set(xlabel="tokens", ylabel="kappa (95 % interval)", title="Cost and agreement of the variants")
+    return figure
 
 
 def _tokens(row: Row, prefix: str = "") -> float:
     return float(row[f"{prefix}prompt_tokens"] + row[f"{prefix}completion_tokens"])
 
 
-def _figure(name: str, form: str = ".3f") -> Callable[[Row], str]:
+def _figure(name: str, form: str) -> Callable[[Row], str]:
     """Return a column with the values of a field, `-` for None."""
     return lambda row: number_text(row[name], form)
 
@@ -330,11 +310,11 @@ def _range(name: str, form: str = ".3f") -> Callable[[Row], str]:
 # The columns of the terminal and of the report by form: totals, and figures per sample and of the whole input
 TOTALS: Columns = [
     "form",
-    ("requests", _figure("requests", ",")),
+    "requests",
     ("tokens", lambda row: f"{_tokens(row):,.0f}"),
     ("cost", _figure("cost", ",.4f")),
     ("seconds", _figure("seconds", ",.1f")),
-    ("kappa", _figure("kappa")),
+    "kappa",
     ("95 % interval", _range("kappa")),
     ("difference", _figure("difference", "+.3f")),
     ("tau-b", _figure("tau", ".2f")),

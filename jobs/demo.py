@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 from untold.jobs.run.terminal import page_of, print_lines, table
-from untold.jobs.run_tables import RunTables, UnreadableRunError, open_run
+from untold.jobs.run_tables import UnreadableRunError, open_run
 from untold.jobs.settings.model import Settings
+from untold.jobs.summary.score_counts import group_by
 from untold.udfs.facts.aspect_coverage import FACT, ICAT
 from untold.udfs.facts.claim_verdicts import SUPPORTED
 from untold.udfs.storage import read_lines
@@ -40,7 +40,7 @@ def show_expected(output: str, folder: Path, metric: str) -> None:
     expected = read_lines(folder / name)
     try:
         run = open_run(output, allow_running=True)
-        found = {table: _by_sample(run, table) for table in tables}
+        found = {table: group_by(run.table(table).to_pylist(), "sample_id") for table in tables}
     except (UnreadableRunError, OSError, pa.ArrowInvalid):
         return
     if found["scores"] and expected:
@@ -49,13 +49,6 @@ def show_expected(output: str, folder: Path, metric: str) -> None:
 
 # The rows of a run by table and sample_id
 _Found = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
-
-
-def _by_sample(run: RunTables, name: str) -> dict[str, list[Mapping[str, Any]]]:
-    found = defaultdict(list)
-    for row in run.table(name).to_pylist():
-        found[row["sample_id"]].append(row)
-    return found
 
 
 def _beside_coverage(expected: Sequence[Mapping[str, Any]], found: _Found) -> list[str]:

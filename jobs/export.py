@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from untold.jobs.run.terminal import amount
 from untold.jobs.run_tables import RunTables, UnreadableRunError, batches_of
-from untold.jobs.summary.trackers import TRACKERS, TrackedScore, TrackerClient, score_id, send_scores, write_calls
+from untold.jobs.summary.trackers import TRACKERS, TrackedScore, TrackerClient, json_bytes, score_id, send_scores
 from untold.udfs.errors import UserError, aside, near_misses, require
 from untold.udfs.facts.rag_measures import CLAIMS, GROUPS, PUBLISHED, TRUTH_CLAIMS, VERDICTS
 from untold.udfs.redaction import plain_url
@@ -347,7 +347,7 @@ def write_nuggets(run: RunTables, file: IO[bytes]) -> None:
                 {"text": one["text"], "importance": one["importance"], "assignment": one["support"]} for one in own
             ],
         }
-        file.write(f"{json.dumps(line, ensure_ascii=False)}\n".encode("utf-8", "replace"))
+        file.write(json_bytes(line) + b"\n")
 
 
 def tracked_scores(run: RunTables) -> Iterator[TrackedScore]:
@@ -387,16 +387,17 @@ def _comment(status: str, missing: str | None) -> str:
     return "\n".join(lines)[:COMMENT_CHARACTERS]
 
 
-def _write_scores(run: RunTables, file: IO[bytes], tracker: str) -> None:
-    write_calls(TRACKERS[tracker], tracked_scores(run), file)
+def write_calls(run: RunTables, file: IO[bytes], tracker: str) -> None:
+    """Write the body of each call to a tool as a line of JSON."""
+    for call in TRACKERS[tracker].calls_of(tracked_scores(run)):
+        file.write(json_bytes(call.body) + b"\n")
 
 
 def write_wandb(run: RunTables, file: IO[bytes]) -> None:
     """Write a table of Weights & Biases: JSON with `columns` and `data`, one row per sample and metric."""
     file.write(f'{{"columns": {json.dumps(WANDB_COLUMNS)}, "data": ['.encode())
     for number, row in enumerate(_wandb_rows(run)):
-        text = json.dumps(row, ensure_ascii=False)
-        file.write((",\n" if number else "\n").encode() + text.encode("utf-8", "replace"))
+        file.write((b",\n" if number else b"\n") + json_bytes(row))
     file.write(b"\n]}\n")
 
 
@@ -413,7 +414,7 @@ WRITERS: Mapping[str, Callable[[RunTables, IO[bytes]], None]] = {
     TREC: write_measures,
     "ragchecker": write_ragchecker,
     "trec_rag_nuggets": write_nuggets,
-    **{name: partial(_write_scores, tracker=name) for name in TRACKERS},
+    **{name: partial(write_calls, tracker=name) for name in TRACKERS},
     WANDB: write_wandb,
 }
 MLFLOW = "mlflow"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import fnmatch
 import shlex
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import PurePath
 from typing import Any
 
@@ -196,7 +196,8 @@ class _Head:
 
     def columns(self) -> list[dict[str, Any]]:
         """Return the columns, first the columns of samples."""
-        filled = Counter(name for one in self.samples for name, value in _all(one) if value not in (None, "", []))
+        cells = (pair for one in self.samples for pair in chain(one.known.items(), one.rest.items()))
+        filled = Counter(name for name, value in cells if value not in (None, "", []))
         ours = [name for name in (*KNOWN, *OPTIONAL) if name in self.given]
         rest = sorted(name for name in filled if name not in (*KNOWN, *OPTIONAL))
         return [{"column": self._theirs(name), "taken_for": name, "filled": filled[name]} for name in ours] + [
@@ -228,11 +229,6 @@ def _error(sample: Sample, required: Sequence[str]) -> str:
     """Return the error of a sample without the missing columns that are not required."""
     passed = {f"{name} is null" for name in REQUIRED if name not in required}
     return "; ".join(part for part in (sample.error or "").split("; ") if part and part not in passed)
-
-
-def _all(sample: Sample) -> Iterator[tuple[str, Any]]:
-    yield from sample.known.items()
-    yield from sample.rest.items()
 
 
 def _shown(sample: Sample) -> dict[str, Any]:

@@ -7,7 +7,7 @@ untold.plots.trend(*untold.open_runs("nightly"))
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from io import BytesIO
 from textwrap import wrap
@@ -25,6 +25,7 @@ from untold.jobs import analysis
 from untold.jobs.run_tables import RunTables
 from untold.jobs.summary.dated_scores import OVERALL, SENTINEL
 from untold.jobs.summary.ranking import is_unlikely
+from untold.jobs.summary.score_counts import group_by
 from untold.jobs.summary.trends import Trend, find_trend
 from untold.udfs.errors import shorten
 
@@ -92,7 +93,7 @@ def _drawn(draw: Callable[P, Picture]) -> Callable[P, Picture]:
 @_drawn
 def means(run: RunTables, *others: RunTables) -> Picture:
     """Plot the mean of each system with its 95 % interval, one panel per metric."""
-    rows = analysis.trend((run, *others)).to_pylist()
+    rows = analysis.trend(run, *others).to_pylist()
     several = any(row["system"] is not None for row in rows if row["mean"] is not None)
     rows = [row for row in rows if row["mean"] is not None and (row["system"] is not None or not several)]
     figure = _dots(rows, "metric", "system", "mean", "mean score, 95 % interval")
@@ -104,7 +105,7 @@ def means(run: RunTables, *others: RunTables) -> Picture:
 @_drawn
 def distribution(run: RunTables, *others: RunTables) -> Picture:
     """Plot the distribution of scores: the share of samples in tenths, one panel per metric and system."""
-    rows = analysis.distribution((run, *others), BINS).to_pylist()
+    rows = analysis.distribution(run, *others, bins=BINS).to_pylist()
     metrics, systems = (list(dict.fromkeys(row[name] for row in rows)) for name in ("metric", "system"))
     systems.sort()
     most = max((row["share"] for row in rows), default=1.0)
@@ -131,7 +132,7 @@ def differences(run: RunTables, *others: RunTables, metrics: Sequence[str] | Non
     """
     rows = analysis.compare_runs((run, *others), metrics=metrics, **how)["comparisons"].to_pylist()
     rows = [row for row in rows if row["difference"] is not None]
-    by_metric = _grouped(rows, "metric")
+    by_metric = group_by(rows, "metric")
     figure = _figure(HEAD * max(len(by_metric), 1) * 0.75 + LINE * max(len(rows), 1))
     sizes = [len(own) + 1 for own in by_metric.values()] or [1]
     panels = figure.subplots(len(sizes), 1, sharex=True, squeeze=False, height_ratios=sizes)[:, 0]
@@ -151,7 +152,7 @@ def differences(run: RunTables, *others: RunTables, metrics: Sequence[str] | Non
 @_drawn
 def agreement(run: RunTables, *others: RunTables) -> Picture:
     """Plot Spearman's coefficient of each pair of metrics on the same samples, and the number of samples."""
-    rows = analysis.agreement((run, *others)).to_pylist()
+    rows = analysis.agreement(run, *others).to_pylist()
     names = list(dict.fromkeys(name for row in rows for name in (row["first"], row["second"])))
     figure = _figure(HEAD + 0.6 * max(len(names) - 1, 1), width=2.0 + 1.1 * max(len(names) - 1, 1))
     panel = figure.subplots()
@@ -177,7 +178,7 @@ def left_out(
     run: RunTables, *others: RunTables, by: str = "statement", n: int = 10, metrics: Sequence[str] | None = None
 ) -> Picture:
     """Plot the share of responses that miss a statement, query, source or system, the largest first."""
-    rows = analysis.left_out((run, *others), by, n, metrics).to_pylist()
+    rows = analysis.left_out(run, *others, by=by, n=n, metrics=metrics).to_pylist()
     rows.sort(key=lambda row: -row["share"])
     several = len({row["metric"] for row in rows}) > 1
     # Ids of sources are unique per query
@@ -192,7 +193,7 @@ def left_out(
 @_drawn
 def statuses(run: RunTables, *others: RunTables) -> Picture:
     """Plot the shares of sample statuses by metric and system."""
-    rows = analysis.statuses((run, *others)).to_pylist()
+    rows = analysis.statuses(run, *others).to_pylist()
     names = list(dict.fromkeys((row["metric"], row["system"]) for row in rows))[::-1]
     figure = _figure(HEAD + LINE * max(len(names), 1))
     panel = figure.subplots()
@@ -219,7 +220,7 @@ def statuses(run: RunTables, *others: RunTables) -> Picture:
 @_drawn
 def costs(run: RunTables, *others: RunTables) -> Picture:
     """Plot the cost of each stage of the last start, or its calls if there is no price."""
-    rows = [row for row in analysis.costs((run, *others)).to_pylist() if row["calls"]]
+    rows = [row for row in analysis.costs(run, *others).to_pylist() if row["calls"]]
     what = "cost" if any(row["cost"] for row in rows) else "calls"
     rows = sorted(rows, key=lambda row: -(row[what] or 0))
     # A missing price is not a cost of 0
@@ -241,16 +242,16 @@ def trend(*runs: RunTables) -> Picture:
 def draw_trend(found: Trend) -> Picture:
     """Plot a trend like `trend`."""
     rows = [row for row in found.points if row["mean"] is not None and row["level"] != OVERALL]
-    by_metric, dates = _grouped(rows, "metric"), found.dates
+    by_metric, dates = group_by(rows, "metric"), found.dates
     systems = sorted({row["system"] for row in rows if row["system"]})
     colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(systems)}
     figure = _figure(3.2, width=max(WIDTH, 4.5 * len(by_metric)))
     panels = figure.subplots(1, max(len(by_metric), 1), sharey=True, squeeze=False)[0]
     for panel, (metric, own) in zip(panels, by_metric.items(), strict=False):
         ends = []
-        for system, line in _grouped(own, "system").items():
+        for system, line in group_by(own, "system").items():
             colour = colours.get(system, GREY)
-            for stretch in _grouped(line, "stretch").values():
+            for stretch in group_by(line, "stretch").values():
                 _band(panel, stretch, dates, colour)
             ends.append((line[-1]["mean"], _name(system or SENTINEL), colour))
         for height, (_, name, colour) in zip(_apart([end[0] for end in sorted(ends)]), sorted(ends), strict=True):
@@ -328,7 +329,7 @@ def _dots(rows: Sequence[Row], by: str, name: str, value: str, label: str, line:
 
     `by`, `name` and `value` are columns of the rows. `line` is the value of a dashed line.
     """
-    groups = _grouped(rows, by)
+    groups = group_by(rows, by)
     names = sorted({_name(row[name]) for row in rows}, reverse=True)
     across = min(max(len(groups), 1), 3)
     down = -(-max(len(groups), 1) // across)
@@ -358,13 +359,6 @@ def _interval(panel: Axes, place: float, value: float, row: Row, colour: str, to
 
 def _figure(height: float, width: float = WIDTH) -> Picture:
     return Picture(figsize=(width, height), layout="constrained")
-
-
-def _grouped(rows: Iterable[Row], key: str) -> dict[str, list[Row]]:
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row[key], []).append(row)
-    return groups
 
 
 def _name(system: str | None) -> str:

@@ -156,50 +156,15 @@ class Run(run_tables.RunTables):
             warnings.warn(note, stacklevel=2)
         return {name: pa.Table.from_pylist(rows, ESTIMATES) for name, rows in found.items()}
 
-    def differences_by_query(
-        self, *others: run_tables.RunTables, n: int | None = 20, metrics: Sequence[str] | None = None
-    ) -> pa.Table:
-        """Return the n queries with the largest differences of two systems, or all queries, with both scores."""
-        return analysis.differences_by_query((self, *others), n, metrics)
-
-    def agreement(self, *others: run_tables.RunTables) -> pa.Table:
-        """Return Spearman's and Pearson's coefficients of each pair of metrics on the same samples."""
-        return analysis.agreement((self, *others))
-
-    def distribution(self, *others: run_tables.RunTables, bins: int = 10) -> pa.Table:
-        """Return the distribution of scores by metric and system."""
-        return analysis.distribution((self, *others), bins)
-
-    def statuses(self, *others: run_tables.RunTables) -> pa.Table:
-        """Return the counts of sample statuses by metric and system."""
-        return analysis.statuses((self, *others))
-
-    def costs(self, *others: run_tables.RunTables) -> pa.Table:
-        """Return the usage of the last start by stage and model, the most expensive first."""
-        return analysis.costs((self, *others))
-
-    def left_out(
-        self,
-        *others: run_tables.RunTables,
-        by: str = "statement",
-        n: int | None = 20,
-        metrics: Sequence[str] | None = None,
-    ) -> pa.Table:
-        """Return the most missed statements by `statement`, `query`, `source` or `system`: n rows, or all."""
-        return analysis.left_out((self, *others), by, n, metrics)
-
-    def topics(self, *others: run_tables.RunTables, n: int = 10, metrics: Sequence[str] | None = None) -> pa.Table:
-        """Cluster the missed statements into n topics by the vectors of the embedding model (`untold[engine]`)."""
-        require("Run.topics", ENGINE, "onnxruntime", "tokenizers", "scipy")
-        return analysis.topics((self, *others), n, metrics)
-
-    def changes(self, *others: run_tables.RunTables, metrics: Sequence[str] | None = None, seed: int = 0) -> pa.Table:
-        """Return the changes of each system between consecutive dates with 95 % intervals and adjusted p."""
-        return analysis.changes((self, *others), metrics, seed)
-
-    def trend(self, *others: run_tables.RunTables) -> pa.Table:
-        """Return the summaries of runs by the dates in the names of their folders."""
-        return analysis.trend((self, *others))
+    differences_by_query = analysis.differences_by_query
+    agreement = analysis.agreement
+    distribution = analysis.distribution
+    statuses = analysis.statuses
+    costs = analysis.costs
+    left_out = analysis.left_out
+    topics = analysis.topics
+    changes = analysis.changes
+    trend = analysis.trend
 
     def export(self, to: str, output: str | os.PathLike[str]) -> None:
         """Write the run to a file for other tools.

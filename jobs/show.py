@@ -69,22 +69,21 @@ def rows_of_sample(request: ShowRequest) -> list[dict[str, Any]]:
     """
     run = _open(request.output)
     if request.sample is None:
-        return [{"sample_id": name} for name in _first_ids(run)]
+        return [{"sample_id": name} for name in _first_ids(run)[:LISTED_IDS]]
     found = _read(run, request.sample, request.metric)
     return [{one.name: getattr(shown.rows, one.name) for one in fields(SampleRows)} for shown in found]
 
 
 def _first_ids(run: RunTables) -> list[str]:
-    """Return the first sample ids of a run. Raises ShowError for a run without scores."""
+    """Return the sample ids of the first rows of a run. Raises ShowError for a run without scores."""
     if "scores" not in run.tables:
         raise ShowError(f"{run.directory} has no scores. Start the run again")
-    # A sample has a row per metric
-    return _ids(run.dataset("scores").head(NEAR_IDS, columns=["sample_id"]))[:LISTED_IDS]
+    return _ids(run.dataset("scores").head(NEAR_IDS, columns=["sample_id"]))
 
 
 def _id_lines(run: RunTables) -> list[str]:
     """Return lines with the first sample ids of a run, and the command that shows one of them."""
-    first = _first_ids(run)
+    first = _first_ids(run)[:LISTED_IDS]
     lines = ["the first sample ids:", *(f"  {views.one_line(name)}" for name in first)]
     example = shlex.quote(first[0] if first and first[0].isprintable() else "ID")
     return [*lines, "", f"next: untold show {shlex.quote(run.directory)} --sample {example}"]
@@ -179,12 +178,10 @@ def _unknown_sample(run: RunTables, sample_id: str) -> str:
 
     These are ids of the table that contain the unknown id, and then similar ids of its first rows.
     """
-    if "scores" not in run.tables:
-        return f"{run.directory} has no scores. Start the run again"
-    scores = run.dataset("scores")
+    first = _first_ids(run)
     containing = pc.match_substring(ds.field("sample_id"), sample_id, ignore_case=True)
-    near = _ids(scores.scanner(columns=["sample_id"], filter=containing).head(SHOWN_IDS)) if sample_id else []
-    first = _ids(scores.head(NEAR_IDS, columns=["sample_id"]))
+    scanner = run.dataset("scores").scanner(columns=["sample_id"], filter=containing)
+    near = _ids(scanner.head(SHOWN_IDS)) if sample_id else []
     # The time of a comparison grows with the product of the lengths
     cut = {name[:SHOWN_LENGTH]: name for name in first}
     close = [cut[name] for name in near_misses(sample_id[:SHOWN_LENGTH], cut, most=SHOWN_IDS)]

@@ -6,6 +6,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -196,55 +197,47 @@ def _place(point: Point) -> tuple[bool, str, int, int]:
 
 
 def _write(
-    output: str, name: str, rows: list[dict[str, Any]], schema: pa.Schema, draw: Callable[[Rows, str], bytes]
+    output: str, name: str, rows: list[dict[str, Any]], schema: pa.Schema, draw: Callable[[Rows], Figure]
 ) -> None:
     """Write a table and its pictures into the output of a run."""
     with Output(output, (name,)) as place:
         place.write_rows(name, rows, schema)
         for form in FORMATS:
-            _picture(output, name, form).write_bytes(draw(rows, form))
+            _picture(output, name, form).write_bytes(draw_picture(form, partial(draw, rows)))
 
 
 def _picture(output: str, name: str, form: str) -> StoragePath:
     return StoragePath(output) / "pictures" / f"{name}.{form}"
 
 
-def draw_sweep(rows: Rows, form: str) -> bytes:
-    """Return an SVG or a PNG of a sweep: the means of each system over beta, with their intervals."""
-
-    def draw() -> Figure:
-        figure = new_figure(9, 5)
-        title = "ICAT by the weight of coverage"
-        labels = {"xlabel": "beta", "ylabel": "ICAT (mean, 95 % interval)"}
-        _draw_lines(figure, {_titled(title, rows): rows}, rows, "beta", labels)
-        (axes,) = figure.axes
-        axes.set_xscale("log", base=2)
-        # The labels of Matplotlib are formulas, which the style turns off
-        axes.xaxis.set_major_formatter(lambda beta, _: f"{beta:g}")
-        return figure
-
-    return draw_picture(form, draw)
+def draw_sweep(rows: Rows) -> Figure:
+    """Return the figure of a sweep: the means of each system over beta, with their intervals."""
+    figure = new_figure(9, 5)
+    title = "ICAT by the weight of coverage"
+    labels = {"xlabel": "beta", "ylabel": "ICAT (mean, 95 % interval)"}
+    _draw_lines(figure, {_titled(title, rows): rows}, rows, "beta", labels)
+    (axes,) = figure.axes
+    axes.set_xscale("log", base=2)
+    # The labels of Matplotlib are formulas, which the style turns off
+    axes.xaxis.set_major_formatter(lambda beta, _: f"{beta:g}")
+    return figure
 
 
-def draw_curve(rows: Rows, form: str) -> bytes:
-    """Return an SVG or a PNG of a curve: the means of each system over k, with one panel per ranking."""
-
-    def draw() -> Figure:
-        figure = new_figure(12, 4.5)
-        shown = {row["ranking"] for row in rows}
-        of_facts = [] if shown.isdisjoint(OF_FACTS) else OF_FACTS
-        rankings = [*of_facts, *(name for name in (OF_CONTEXTS, *OF_CLAIMS) if name in shown)]
-        panels = {ranking: [row for row in rows if row["ranking"] == ranking] for ranking in rankings}
-        _draw_lines(figure, panels, rows, "k", {"xlabel": "k"})
-        for axes in figure.axes:
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        figure.axes[0].set_ylabel("recall at k (mean, 95 % interval)")
-        of_others = "Claim recall of the first k contexts" if OF_CONTEXTS in shown else "Supported claims at k"
-        what = "Recall of the k most important facts" if of_facts else of_others
-        figure.suptitle(_titled(what, rows))
-        return figure
-
-    return draw_picture(form, draw)
+def draw_curve(rows: Rows) -> Figure:
+    """Return the figure of a curve: the means of each system over k, with one panel per ranking."""
+    figure = new_figure(12, 4.5)
+    shown = {row["ranking"] for row in rows}
+    of_facts = [] if shown.isdisjoint(OF_FACTS) else OF_FACTS
+    rankings = [*of_facts, *(name for name in (OF_CONTEXTS, *OF_CLAIMS) if name in shown)]
+    panels = {ranking: [row for row in rows if row["ranking"] == ranking] for ranking in rankings}
+    _draw_lines(figure, panels, rows, "k", {"xlabel": "k"})
+    for axes in figure.axes:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.axes[0].set_ylabel("recall at k (mean, 95 % interval)")
+    of_others = "Claim recall of the first k contexts" if OF_CONTEXTS in shown else "Supported claims at k"
+    what = "Recall of the k most important facts" if of_facts else of_others
+    figure.suptitle(_titled(what, rows))
+    return figure
 
 
 def _draw_lines(figure: Figure, panels: Mapping[str, Rows], rows: Rows, over: str, labels: Mapping[str, str]) -> None:

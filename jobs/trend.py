@@ -141,17 +141,14 @@ def _rows(rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> list[dict[str
 
 def _files_of(name: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> Iterator[tuple[str, bytes]]:
     """Yield a table as Parquet, and as CSV without formulas."""
-    target = BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, schema), target)
-    yield f"{name}.parquet", target.getvalue()
     texts = [
         {column: escape_formula(value) if isinstance(value, str) else value for column, value in row.items()}
         for row in rows
     ]
-    found = pa.Table.from_pylist(texts, schema)
-    target = BytesIO()
-    pyarrow.csv.write_csv(found, target)
-    yield f"{name}.csv", target.getvalue()
+    for form, write, own in (("parquet", pq.write_table, rows), ("csv", pyarrow.csv.write_csv, texts)):
+        target = BytesIO()
+        write(pa.Table.from_pylist(own, schema), target)
+        yield f"{name}.{form}", target.getvalue()
 
 
 def trend_lines(found: TrendResult, fall: float, page: Page) -> Iterator[str]:

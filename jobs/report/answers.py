@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -15,7 +14,7 @@ from rapidfuzz import fuzz, process
 
 from untold.graph.views import CONTRADICTIONS, DRAWN_RELATIONS, ENTAILMENTS, order_statements
 from untold.graph.views import Row as GraphRow
-from untold.jobs.inference.store.compaction import VERSION, read_live
+from untold.jobs.inference.store.compaction import VERSION, read_completions
 from untold.jobs.metrics.views import describe_conflict
 from untold.jobs.report.sources import (
     CONTEXT,
@@ -29,6 +28,7 @@ from untold.jobs.report.sources import (
     rounded,
 )
 from untold.jobs.run_tables import RunTables, batches_of
+from untold.jobs.summary.score_counts import group_by
 from untold.jobs.tables import ATOMS, CITATIONS, CLAIMS, CONFLICTS, CRITERIA, FAILURES, SCORES, STATEMENTS
 from untold.udfs.llm.keys import request_id
 from untold.udfs.recall.fact_texts import match_form, shown_form
@@ -77,16 +77,8 @@ def fact_edges(
 ALIKE = 75
 # Points of a query that a new statement is compared with
 MOST_COMPARED = 300
-
-
-@dataclass
-class _Query:
-    """The points of a query under a metric: numbers by exact form, and the first forms and sources in order."""
-
-    known: dict[str, int] = field(default_factory=dict)
-    forms: list[str] = field(default_factory=list)
-    sources: list[frozenset[str]] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
+Point = tuple[str, frozenset[str], int]
+"""The form, the sources and the number of the first statement of a point."""
 
 
 class StatementGroups:
@@ -97,35 +89,35 @@ class StatementGroups:
     """
 
     def __init__(self) -> None:
-        self._queries: dict[tuple[str, str], _Query] = defaultdict(_Query)
+        # By metric and query: the number of a point by its exact forms, and the points in order
+        self._known: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+        self._points: dict[tuple[str, str], list[Point]] = defaultdict(list)
 
     def number(self, metric: str, query: str, statement: Mapping[str, Any], text: int) -> int:
         """Return the point of a statement of an answer to the query. A new point is the statement's text."""
-        own = self._queries[metric, query]
+        known, points = self._known[metric, query], self._points[metric, query]
         reference = statement["reference_id"]
         texts = [statement["text"] or "", *(statement["members"] or ())]
         forms = [f"#{reference}"] if reference is not None else [match_form(shown_form(text)) for text in texts]
-        found = next((own.known[form] for form in forms if form in own.known), None)
+        found = next((known[form] for form in forms if form in known), None)
         sources = frozenset(statement["sources"] or ())
         if found is None and reference is None and statement["members"] is None:
-            found = _alike(own, forms[0], sources)
+            found = _alike(points, forms[0], sources)
         if found is None:
             found = text
-            own.forms.append(forms[0])
-            own.sources.append(sources)
-            own.numbers.append(found)
+            points.append((forms[0], sources, text))
         for form in forms:
-            own.known.setdefault(form, found)
+            known.setdefault(form, found)
         return found
 
 
-def _alike(own: _Query, form: str, sources: frozenset[str]) -> int | None:
+def _alike(points: Sequence[Point], form: str, sources: frozenset[str]) -> int | None:
     """Return the point with the most similar words, or None if no point is similar enough."""
-    scored = process.extract(form, own.forms[:MOST_COMPARED], scorer=fuzz.token_sort_ratio, score_cutoff=ALIKE, limit=3)
-    for other, _, place in scored:
-        there = own.sources[place]
+    forms = [first for first, _, _ in points[:MOST_COMPARED]]
+    for other, _, place in process.extract(form, forms, scorer=fuzz.token_sort_ratio, score_cutoff=ALIKE, limit=3):
+        _, there, number = points[place]
         if _numbers(other) == _numbers(form) and (not sources or not there or sources & there):
-            return own.numbers[place]
+            return number
     return None
 
 
@@ -239,19 +231,13 @@ class _Store:
 
     def _texts(self, folder: StoragePath, ids: Collection[str]) -> dict[str, str]:
         """Return the texts of completions by request, from models that judged this run."""
+        if not ids:
+            return {}
         wanted = ds.field("request_id").isin(sorted(ids)) & ds.field("error_type").is_null()
         if self._models:
             wanted &= ds.field("model").isin(self._models)
-
-        def read(places: list[StoragePath]) -> dict[str, str]:
-            files = [place.arrow for place in places]
-            if not files or not ids:
-                return {}
-            rows = ds.dataset([path for _, path in files], filesystem=files[0][0], format="parquet")
-            found = rows.to_table(columns=["request_id", "text"], filter=wanted)
-            return {row["request_id"]: row["text"] for row in found.to_pylist() if row["text"] is not None}
-
-        return read_live(str(folder), read)
+        found = read_completions(folder, ["request_id", "text"], wanted).to_pylist()
+        return {row["request_id"]: row["text"] for row in found if row["text"] is not None}
 
     def _folders(self, stage: str) -> list[StoragePath]:
         """Return the folders of a stage. The folder with the digest of the run is first."""
@@ -296,12 +282,16 @@ class ReportSamples:
         found = {key: compact(self._sample(key)) for key in self._order}
         self._add_texts(found)
         self._add_statements(found)
-        self._append(found, "conflicts", CONFLICTS.names, self._conflict, among=self._detailed)
+        for _, row, into in self._rows(found, "conflicts", CONFLICTS.names, among=self._detailed):
+            into.setdefault("conflicts", []).append(self.texts.add(describe_conflict(row)))
         self._add_claims(found)
-        self._append(found, "criteria", CRITERIA.names, self._criterion)
-        self._append(found, "citations", CITATIONS.names, self._citation)
+        for _, row, into in self._rows(found, "criteria", CRITERIA.names):
+            into.setdefault("criteria", []).append(self._criterion(row))
+        for _, row, into in self._rows(found, "citations", CITATIONS.names):
+            into.setdefault("citations", []).append(self._citation(row))
         self._add_failures(found)
-        self._add_measures(found)
+        for _, row, into in self._rows(found, "measures", ("metric", "measure", "value")):
+            into.setdefault("measures", {})[row["measure"]] = rounded(row["value"])
         for key, words in judges_words(self.sources, self._detailed).items():
             for metric, texts in words.items():
                 if metric in found[key]["metrics"]:
@@ -359,10 +349,9 @@ class ReportSamples:
         # For samples without a row in the run
         places[None] = {}
         rows: dict[SampleMetric, list[Row]] = defaultdict(list)
-        for key, row in self.sources.rows("statements", STATEMENTS.names[1:]):
-            if key in found and row["metric"] in found[key]["metrics"]:
-                sources = [places[found[key].get("contexts")].get(name, name) for name in row["sources"] or ()]
-                rows[key, row["metric"]].append({**self._statement(row, key), "sources": sources})
+        for key, row, _ in self._rows(found, "statements", STATEMENTS.names):
+            sources = [places[found[key].get("contexts")].get(name, name) for name in row["sources"] or ()]
+            rows[key, row["metric"]].append({**self._statement(row, key), "sources": sources})
         for key, metric in _places(found):
             if own := rows.pop((key, metric), None):
                 yield key, metric, own
@@ -379,13 +368,13 @@ class ReportSamples:
         own_id = {"number": int(last)} if last.isdecimal() else {"number": 0, "id": row["statement_id"]}
         return {**plain, **named, **own_id, "text": number, "point": point, "members": others, **reason}
 
-    def _append(
-        self, found: Mapping[Key, Row], name: str, columns: Sequence[str], shown: Callable[[Row], Any], **which: Any
-    ) -> None:
-        """Add a list with what is shown of each row of a table, to the metrics of the samples."""
-        for key, row in self.sources.rows(name, columns[1:], **which):
+    def _rows(
+        self, found: Mapping[Key, Row], name: str, columns: Sequence[str], **which: Any
+    ) -> Iterator[tuple[Key, Row, Row]]:
+        """Yield each row of a table with its sample and with the data of its metric in the page."""
+        for key, row in self.sources.rows(name, columns, **which):
             if key in found and row["metric"] in found[key]["metrics"]:
-                found[key]["metrics"][row["metric"]].setdefault(name, []).append(shown(row))
+                yield key, row, found[key]["metrics"][row["metric"]]
 
     def _add_claims(self, found: Mapping[Key, Row]) -> None:
         """Add claims with their verdicts, and the chunks that ground them or are nearest to them."""
@@ -393,10 +382,8 @@ class ReportSamples:
         evidence = self._by_metric("evidence", ("claim_id", "chunk_id", "rank", "relation"), self._detailed)
         chunks: dict[Key, dict[str, None]] = defaultdict(dict)
         for key, metric in _places(found):
-            judged: dict[str, list[Row]] = defaultdict(list)
-            for row in sorted(evidence[key][metric], key=lambda row: row["rank"] or 0):
-                judged[row["claim_id"]].append(row)
-            rows = [self._claim(row, judged[row["claim_id"]]) for row in claims[key][metric]]
+            judged = group_by(sorted(evidence[key][metric], key=lambda row: row["rank"] or 0), "claim_id")
+            rows = [self._claim(row, judged.get(row["claim_id"], ())) for row in claims[key][metric]]
             for row in rows:
                 chunks[key].update(dict.fromkeys(name for name, _ in row.get("evidence", ())))
             if rows:
@@ -411,9 +398,6 @@ class ReportSamples:
         shown = [[one["chunk_id"], one["relation"]] for one in best]
         named = {"id": row["claim_id"], "text": self.texts.add(row["text"])}
         return compact({**named, "verdict": row["verdict"], "anchor": row["anchor"], "evidence": shown})
-
-    def _conflict(self, row: Row) -> int | None:
-        return self.texts.add(describe_conflict(row))
 
     def _citation(self, row: Row) -> Row:
         texts = {name: self.texts.add(row[name]) for name in ("sentence", "source", "reason") if row[name]}
@@ -442,12 +426,6 @@ class ReportSamples:
             if key in found:
                 into = found[key]["metrics"].get(row["metric"]) or next(iter(found[key]["metrics"].values()))
                 into.setdefault("failures", []).append([row["stage"], row["error_type"], redact(row["error"] or "")])
-
-    def _add_measures(self, found: Mapping[Key, Row]) -> None:
-        for key, row in self.sources.rows("measures", ("metric", "measure", "value")):
-            if key in found and row["metric"] in found[key]["metrics"]:
-                measures = found[key]["metrics"][row["metric"]].setdefault("measures", {})
-                measures[row["measure"]] = rounded(row["value"])
 
     def _by_metric(
         self, name: str, columns: Iterable[str], among: Collection[Key] | None = None, where: Any = None

@@ -37,6 +37,7 @@ from untold.jobs.run.terminal import amount
 from untold.jobs.run_tables import RunTables, UnreadableRunError, open_run
 from untold.jobs.summary.ranking import CHANCE, CompareError
 from untold.jobs.summary.run_summary import count_failures, describe_faults
+from untold.jobs.summary.score_counts import group_by
 from untold.jobs.summary.trends import date_of, describe_finding
 from untold.udfs.errors import UserError
 from untold.udfs.redaction import redact
@@ -79,7 +80,7 @@ def _distributions(sources: Sources, place: int) -> dict[tuple[str, str | None],
     Scores below 0 count in the first interval.
     """
     found: dict[tuple[str, str | None], list[int]] = defaultdict(lambda: [0] * BARS)
-    for row in distribution([sources.runs[place]], BARS).to_pylist():
+    for row in distribution(sources.runs[place], bins=BARS).to_pylist():
         for system in (None, row["system"]):
             found[row["metric"], system][max(0, round(row["low"] * BARS))] += row["count"]
     return found
@@ -96,7 +97,7 @@ def difference_rows(sources: Sources) -> tuple[dict[str, list[Row]], str | None]
         # The same systems answered the same questions in several runs
         if len({date_of(run) for run in sources.runs}) < max(2, len(sources.runs)):
             return {}, str(error)
-        changed = changes(sources.runs).to_pylist() if sources.trend is None else sources.trend.steps
+        changed = changes(*sources.runs).to_pylist() if sources.trend is None else sources.trend.steps
         names = (("first", "date"), ("second", "before"))
         rows = [row | {name: f"{row['system']}, {row[date]}" for name, date in names} for row in changed]
     found: dict[str, list[Row]] = defaultdict(list)
@@ -112,11 +113,8 @@ def trend_rows(sources: Sources) -> tuple[dict[str, list[Row]], list[str]]:
     if found is None:
         return {}, []
     last = set(found.dates[-DATES:])
-    rows: dict[str, list[Row]] = defaultdict(list)
-    for row in found.shown:
-        if row["date"] in last:
-            rows[row["metric"]].append({**row, "label": row["system"] or f"({row['level']})"})
-    return rows, [describe_finding(row) for row in found.findings]
+    shown = ({**row, "label": row["system"] or f"({row['level']})"} for row in found.shown if row["date"] in last)
+    return group_by(shown, "metric"), [describe_finding(row) for row in found.findings]
 
 
 def measure_rows(sources: Sources) -> list[Row]:
@@ -419,7 +417,7 @@ def _fill(sources: Sources, data: Packed) -> str:
         diagnoses=[line for run in sources.runs for line in describe_faults(run)],
         shown=_shown(sources, data),
         # A statement of a single response is not missed by most
-        left_out=[row for row in left_out(sources.runs, n=LEFT_OUT).to_pylist() if row["responses"] > 1],
+        left_out=[row for row in left_out(*sources.runs, n=LEFT_OUT).to_pylist() if row["responses"] > 1],
         failures=failure_rows(sources),
         usage=usage_rows(sources),
     )

@@ -16,6 +16,7 @@ import numpy as np
 from untold.jobs.study.judgements import AVERAGE, Owner, Row, Rows, whole_rows
 from untold.jobs.study.meta_evaluation import PromptPairs
 from untold.jobs.study.rendering import with_published
+from untold.jobs.summary.score_counts import group_by
 from untold.udfs.statistics import confusion
 from untold.udfs.statistics.intervals import (
     FloatArray,
@@ -133,9 +134,7 @@ def count_units(
 
 def match_means(counts: Iterable[Row], *, seed: int) -> dict[Key, Values]:
     """Return the mean share of the points by model, metric, convention and measure. `counts`: as `count_units`."""
-    found: dict[Key, list[Row]] = defaultdict(list)
-    for row in counts:
-        found[row["model"], row["metric"], row["convention"], row["measure"]].append(row)
+    found = group_by(counts, "model", "metric", "convention", "measure")
     return {key: mean_match([rows], seed=seed) for key, rows in found.items()}
 
 
@@ -301,11 +300,8 @@ def missing_averages(counts: Iterable[Row]) -> list[tuple[str, str, list[str]]]:
 
 def _by_owner(counts: Iterable[Row]) -> dict[tuple[str, str, str], dict[str, list[Row]]]:
     """Return the rows of LMR by metric, model and convention, then by data set."""
-    by_owner: dict[tuple[str, str, str], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
-    for row in counts:
-        if row["measure"] == LMR:
-            by_owner[row["metric"], row["model"], row["convention"]][row["dataset"]].append(row)
-    return by_owner
+    by_owner = group_by((row for row in counts if row["measure"] == LMR), "metric", "model", "convention")
+    return {owner: group_by(own, "dataset") for owner, own in by_owner.items()}
 
 
 def _spreads(averages: Iterable[Row]) -> Rows:

@@ -28,6 +28,7 @@ from untold.jobs.study.judgements import (
     whole_rows,
 )
 from untold.jobs.study.meta_evaluation import PromptPairs
+from untold.jobs.summary.score_counts import group_by
 from untold.udfs.facts.nodes import normalise
 from untold.udfs.samples.data_sets import MUST_HAVE, NICE_TO_HAVE
 from untold.udfs.samples.labelled import word_overlap
@@ -142,10 +143,7 @@ def compare_prompts(rows: Iterable[Row], pairs: PromptPairs, *, clustered: bool,
     `rows` are those of the table `coverage`, with equal samples of all methods. The items of a sample, or of a query
     with `clustered`, flip together. A sample counts if both judged equally many of its items.
     """
-    own: dict[Owner, list[Row]] = defaultdict(list)
-    for row in rows:
-        if row["model"] is not None:
-            own[row["model"], row["metric"]].append(row)
+    own = group_by((row for row in rows if row["model"] is not None), "model", "metric")
     earned = {
         owner: (_sums(each, "true_positives", "true_negatives"), _sums(each, "judged")) for owner, each in own.items()
     }
@@ -195,9 +193,7 @@ def evaluation_rows(
     `rows` has the rows of the table `coverage`; `more` has the rows of single items, which come last. With `clustered`,
     intervals resample queries, and the means of each query are correlated as well.
     """
-    by_owner: dict[tuple[str, str | None], list[Row]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: str(row["sample_id"])):
-        by_owner[row["metric"], row["model"]].append(row)
+    by_owner = group_by(sorted(rows, key=lambda row: str(row["sample_id"])), "metric", "model")
     found: Rows = []
     for metric, model in dict.fromkeys((row["metric"], row["model"]) for row in rows):
         own = by_owner[metric, model]

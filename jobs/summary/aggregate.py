@@ -30,10 +30,10 @@ from untold.jobs.summary.score_counts import (
     Rows,
     ScoreCounts,
     clusters_by,
-    columns_of,
     connect_scores,
     count_distinct,
     fetch_rows,
+    group_by,
     rows_of,
     without_nan,
 )
@@ -52,14 +52,13 @@ def summarise(run: RunTables, *, seed: int, zero: bool = False) -> Rows:
     statuses, values are rounded to multiples of 1 / `GRID` first, so that no mean or limit moves by more than half of
     that.
     """
-    counts = ScoreCounts(connect_scores([run], None)).count_values()
-    return summarise_counts(counts, seed=seed, zero=zero)
+    return summarise_counts(ScoreCounts(connect_scores([run], None)).count_values(), seed=seed, zero=zero)
 
 
 def summarise_measures(
     run: RunTables,
     zeroed: Mapping[str, Collection[str]],
-    always: Mapping[str, Collection[str]] | None = None,
+    always: Mapping[str, Collection[str]],
     *,
     seed: int,
 ) -> Rows:
@@ -70,7 +69,6 @@ def summarise_measures(
     value; the mean and its interval are over these. Means of bounds are over the samples with bounds. Values are
     rounded as in `summarise`.
     """
-    always = always or {}
     columns = ("value", "value_low", "value_high", "value_zero")
     silent = f"select sample_id, metric from measures where measure in ({quoted_list(STATED)}) and value = 0"
     counted = count_distinct(
@@ -307,7 +305,8 @@ def count_leaning(run: RunTables) -> Rows:
     """
     database = connect_tables([run], ["conflicts", "samples"])
     # Samples have further columns of their files, also an id of the query
-    names = (name for name in ("query_id", "query", "sample_id") if name in columns_of(database, "samples"))
+    columns = database.sql("from samples").columns
+    names = (name for name in ("query_id", "query", "sample_id") if name in columns)
     return fetch_rows(
         database,
         f"""with sides as (
@@ -345,9 +344,7 @@ def leaning_rows(counts: Iterable[Row], *, seed: int) -> list[dict[str, Any]]:
     counts: rows of `count_leaning`. Intervals resample queries. P-values are adjusted over the rows of a metric and
     level.
     """
-    queries: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    for row in counts:
-        queries[tuple(row[name] for name in _KEYS)].append(row)
+    queries = group_by(counts, *_KEYS)
     found = []
     for key in sorted(queries, key=_order):
         columns = [[row[name] for row in queries[key]] for name in ("followed", "n", "count")]

@@ -105,16 +105,11 @@ class Series:
     means: Mapping[int, float]
 
 
-@dataclass(frozen=True)
-class DateRange:
-    """Dates of one series by index, both ends included."""
-
-    first: int
-    last: int
-
-
 class DatedScores:
-    """The scores of runs by the indices of their dates. `add` reads each run once, and the other methods reuse them."""
+    """The scores of runs by the indices of their dates. `add` reads each run once, and the other methods reuse them.
+
+    A stretch of a series is a range of these indices.
+    """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -147,7 +142,7 @@ class DatedScores:
         clusters = clusters_by(("level", "metric", "system"), rows_of(self._database, _CLUSTERS))
         return [self._point(row, clusters) for row in fetch_rows(self._database, _POINTS)]
 
-    def change(self, series: Series, later: DateRange, earlier: DateRange) -> tuple[Change, str | None]:
+    def change(self, series: Series, later: range, earlier: range) -> tuple[Change, str | None]:
         """Return the change of a series between two stretches, and the key of its pairs: sample, query or None.
 
         The key is the sample (id and query) if both share half of the samples of the smaller one, or else the query.
@@ -167,7 +162,7 @@ class DatedScores:
         ]
         return Change(list(map(self._collect, sides))), None
 
-    def moved(self, series: Series, later: DateRange, earlier: DateRange, key: str) -> list[Row]:
+    def moved(self, series: Series, later: range, earlier: range, key: str) -> list[Row]:
         """Return the samples of a system with the largest moves between two stretches, with their latest texts."""
         where = [_within(series, dates) for dates in (later, earlier)]
         found = fetch_rows(
@@ -178,7 +173,7 @@ class DatedScores:
         )
         wanted = ", ".join(str(row["key"]) for row in found) or "null"
         texts: dict[int, Row] = {}
-        for place in range(later.first, later.last + 1) if found else ():
+        for place in later if found else ():
             rows = fetch_rows(
                 self._database,
                 f"""select {key} as key, min(sample_id) as sample_id, any_value(query_text) as query
@@ -240,11 +235,11 @@ def _hash(*names: str) -> str:
     return f"hash({', '.join(names)})"
 
 
-def _within(series: Series, dates: DateRange) -> str:
+def _within(series: Series, dates: range) -> str:
     """Return SQL that is true for the scores of a series on these dates."""
     given = (series.level, series.metric, series.system, series.measure)
     names = ("null" if name is None else quoted(name) for name in given)
-    return f"series = {_hash(*names)} and place between {dates.first} and {dates.last}"
+    return f"series = {_hash(*names)} and place between {dates[0]} and {dates[-1]}"
 
 
 def _means(key: str, where: str) -> str:

@@ -10,8 +10,10 @@ import io
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,10 +24,9 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from untold.jobs.run.terminal import amount
-from untold.jobs.run_tables import RunTables, connect_tables, open_run
+from untold.jobs.run_tables import RunTables, open_run
 from untold.jobs.summary.ranking import check_runs, wanted_metrics
-from untold.jobs.summary.score_counts import SCORE, SCORE_OR_ZERO, SILENT, Rows, columns_of, fetch_rows
-from untold.jobs.tables import SAMPLES, SCORES
+from untold.jobs.summary.score_counts import SILENT, Rows, connect_scores, fetch_rows
 from untold.udfs.errors import UserError, aside, near_misses
 from untold.udfs.retrieval.embedding import find_model, normalised, open_embedder
 from untold.udfs.retrieval.local_models import MINILM
@@ -98,9 +99,8 @@ class Group:
             name: getattr(self, name) + getattr(other, name) for name in ("judged", "rest", "undefined", "failed")
         }
         cross = self.cross.get(other.system, (0.0, 0.0, 0.0, 0.0))
-        return Group(
-            self.pair, self.system, other.system, **counts, moments=self.moments.less(other.moments, cross), cross={}
-        )
+        moments = self.moments.less(other.moments, cross)
+        return replace(self, compared_system=other.system, **counts, moments=moments, cross={})
 
 
 def read_groups(request: EstimateRequest, notify: Callable[[str], None]) -> list[Group]:
@@ -110,14 +110,13 @@ def read_groups(request: EstimateRequest, notify: Callable[[str], None]) -> list
     # The columns that stratified the draw of the judged samples
     draw = (request.run.manifest.get("input") or {}).get("draw") or {}
     _sum_up(database, draw.get("stratify") or ())
-    strata = fetch_rows(database, _STRATA)
-    weighed = _weigh(strata)
+    weighed = _weigh(fetch_rows(database, _STRATA))
     if not weighed:
         raise EstimateError(
             f"{request.labels or request.run.directory}: none of its samples with a score is in "
             f"{request.everything.directory}. The proxy must have all samples, with the same sample_id"
         )
-    database.register("weighed", pa.Table.from_pylist(weighed))
+    database.register("weighed", pa.Table.from_pylist([row for rows in weighed.values() for row in rows]))
     database.execute(_INFLUENCE)
     crossed: dict[tuple[Any, ...], dict[str, tuple[float, float, float, float]]] = defaultdict(dict)
     for row in fetch_rows(database, _CROSSED):
@@ -128,7 +127,7 @@ def read_groups(request: EstimateRequest, notify: Callable[[str], None]) -> list
             crossed[row["pair"], row["level"], row["second"]][row["first"]] = turned
     unscored = {(row["pair"], row["level"], row["system"]): row for row in fetch_rows(database, _UNSCORED)}
     groups = []
-    for key, rows in _by_group(weighed).items():
+    for key, rows in weighed.items():
         moments = _moments(rows, crossed[key][key[2]])
         counts = {name: sum(row[name] for row in rows) for name in ("judged", "rest")}
         counts |= {name: unscored[key][name] for name in ("undefined", "failed")}
@@ -138,22 +137,17 @@ def read_groups(request: EstimateRequest, notify: Callable[[str], None]) -> list
     return groups
 
 
-def _by_group(rows: Rows) -> dict[tuple[int, int, str], Rows]:
-    """Return the strata of each group with judged samples, in the order of pairs, all samples before systems."""
-    found: dict[tuple[int, int, str], Rows] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: (row["pair"], row["level"], row["system"])):
-        found[row["pair"], row["level"], row["system"]].append(row)
-    return {key: own for key, own in found.items() if sum(row["judged"] for row in own)}
-
-
-def _weigh(strata: Rows) -> Rows:
-    """Return the strata with the weights of their samples."""
-    found = []
+def _weigh(strata: Rows) -> dict[tuple[int, int, str], Rows]:
+    """Return the strata of each group with judged samples in their order, with the weights of their samples."""
+    found = {}
     names = list(Stratum.__annotations__)
-    for own in _by_group(strata).values():
+    for key, group in groupby(strata, key=itemgetter("pair", "level", "system")):
+        own = list(group)
+        if not any(row["judged"] for row in own):
+            continue
         clustered = max(row["largest"] for row in own) > 1
         weighed = weigh_strata([Stratum(*(row[name] for name in names)) for row in own], clustered=clustered)
-        found += [
+        found[key] = [
             {**row, "clustered": clustered, **{f"w_{name}": value for name, value in vars(one).items()}}
             for row, one in zip(own, weighed, strict=True)
         ]
@@ -181,19 +175,19 @@ def _open(request: EstimateRequest) -> tuple[DuckDBPyConnection, list[tuple[str,
     runs = [request.run, request.everything]
     check_runs([request.run] if request.proxy is None else runs)
     pairs = _pair(request)
-    database = connect_tables(runs, ("samples", "scores"), numbered=True)
-    score = SCORE_OR_ZERO if request.undefined == "zero" else SCORE
+    database = connect_scores(runs, None)
+    score = "score_zero" if request.undefined == "zero" else "score"
     if labelled:
         database.register("labels", _read_labels(str(request.labels)))
         judged = f"""select sample_id, '{LABELS}' as metric, avg(score) as score, 'ok' as status from labels
             where score is not null group by sample_id"""
     else:
-        judged = f"select sample_id, metric, {score} as score, status from scores where output = 0"
+        judged = f"select sample_id, metric, {score} as score, status from judged where output = 0"
     proxied = request.proxy is not None or labelled
     database.execute(f"create view dear as {judged}")
     database.execute(
         f"""create view cheap as select sample_id, metric, system,
-                {score if proxied else "0.0"} as proxy from scores where output = 1"""
+                {score if proxied else "0.0"} as proxy from judged where output = 1"""
     )
     numbered = [
         {"pair": place, "metric": metric, "proxy": metric if proxy is None else proxy}
@@ -264,30 +258,26 @@ def numbers_in(path: str, rows: pa.Table, name: str) -> pa.ChunkedArray:
 
 # One row per sample and metric, with its query as a number. The mean of the proxy replaces a missing proxy
 _JOINED = """create view joined as
-    select pair, coalesce(c.system, '') as system, c.system is not null as named, {stratum} as stratum,
+    select pair, c.system, {stratum} as stratum,
         case when a.query is null then hash(c.sample_id) else hash(a.query) end as cluster,
         coalesce(c.proxy, m.mean, 0) as proxy, d.score, d.status
     from cheap c join pairs p on c.metric = p.proxy
         join (select metric, avg(proxy) as mean from cheap group by metric) m on c.metric = m.metric
         left join (select * from samples where output = 1) a on a.sample_id = c.sample_id
         left join dear d on d.sample_id = c.sample_id and d.metric = p.metric"""
-# A drawn sample without a score counts as undefined or failed, and does not belong to the rest
-_BY_SYSTEM = """create temp table by_system as
-    select pair, system, named, stratum, cluster,
+# `level`: 0 for all samples, 1 for one system. A drawn sample without a score counts as undefined or failed, and does
+# not belong to the rest
+_CELLS = f"""create temp table cells as
+    select pair, 1 - grouping(j.system) as level, coalesce(j.system, '') as system, stratum, cluster,
         count(score) as judged, count(*) filter (status is null) as rest,
         coalesce(sum(score), 0) as score,
         coalesce(sum(proxy) filter (score is not null), 0) as proxy,
         coalesce(sum(proxy) filter (status is null), 0) as proxy_rest,
         coalesce(sum(proxy * proxy) filter (status is null or score is not null), 0) as squares,
-        count(*) filter (status is not null and score is null and status in ({undefined})) as undefined,
-        count(*) filter (status is not null and score is null and status not in ({undefined})) as failed
-    from joined group by pair, system, named, stratum, cluster"""
-_SUMMED = ("judged", "rest", "score", "proxy", "proxy_rest", "squares", "undefined", "failed")
-# `level`: 0 for all samples, 1 for one system
-_CELLS = f"""create temp table cells as
-    select pair, 1 as level, system, stratum, cluster, {", ".join(_SUMMED)} from by_system where named
-    union all select pair, 0, '', stratum, cluster, {", ".join(f"sum({name})" for name in _SUMMED)} from by_system
-    group by pair, stratum, cluster"""
+        count(*) filter (status is not null and score is null and status in ({SILENT})) as undefined,
+        count(*) filter (status is not null and score is null and status not in ({SILENT})) as failed
+    from joined j group by grouping sets ((pair, j.system, stratum, cluster), (pair, stratum, cluster))
+    having grouping(j.system) = 1 or j.system is not null"""
 _STRATA = """select pair, level, system, stratum, sum(judged)::bigint as judged, sum(rest)::bigint as rest,
         count(*) filter (judged > 0) as clusters, max(judged + rest)::bigint as largest, sum(score) as score,
         sum(proxy) as proxy, sum(proxy_rest) as proxy_rest, sum(squares) as squares
@@ -310,14 +300,13 @@ _CROSSED = """select pair, level, a.system as first, b.system as second, sum(a.s
 
 def _sum_up(database: DuckDBPyConnection, strata: Sequence[str]) -> None:
     """Create `cells`: sums by metric, system, stratum and query. Raises EstimateError for a missing column."""
-    columns = columns_of(database, "samples")
+    columns = database.sql("from samples").columns
     for name in strata:
         if name not in columns:
             raise EstimateError(f"the samples were drawn by {name}, which the samples of the proxy do not have")
     values = ", ".join(f"""a."{name.replace('"', '""')}"::varchar""" for name in strata)
     stratum = f"to_json([{values}])::varchar" if strata else "''"
     database.execute(_JOINED.format(stratum=stratum))
-    database.execute(_BY_SYSTEM.format(undefined=SILENT))
     database.execute(_CELLS)
 
 
@@ -356,7 +345,10 @@ Texts = Sequence[tuple[str, Sequence[str]]]
 
 @dataclass(frozen=True, repr=False)
 class ProxyRun(RunTables):
-    """Proxy scores in memory as the tables `samples` and `scores` of a run."""
+    """Proxy scores in memory as the tables `samples` and `scores` of a run.
+
+    The tables may lack columns of the contract, which are null in a view of this run and the judged run.
+    """
 
     frames: Mapping[str, pa.Table]
 
@@ -393,27 +385,16 @@ def open_proxy(proxy: str, run: RunTables, samples: str | None = None) -> RunTab
 
 def _proxy_run(path: str, metric: str, rows: pa.Table, scores: Scores) -> ProxyRun:
     """Return the run of these scores, one score per row."""
-    kept = rows.drop_columns([name for name in (*TEXTS, "score", "sample_id") if name in rows.column_names])
-    for name in ("query", "system"):
-        own = kept[name].cast(pa.string()) if name in kept.column_names else pa.nulls(len(rows), pa.string())
-        kept = kept.drop_columns([name] if name in kept.column_names else []).append_column(name, own)
     ids = pa.array(_ids(rows), pa.string())
-    samples = kept.append_column("sample_id", ids)
-    values = pa.array(scores, pa.float64())
-    known = {"sample_id": ids, "system": kept["system"], "score": values}
+    kept = {name: rows[name] for name in rows.column_names if name not in (*TEXTS, "score")} | {"sample_id": ids}
+    for name in ("query", "system"):
+        kept[name] = kept[name].cast(pa.string()) if name in kept else pa.nulls(len(rows), pa.string())
+    known = {"sample_id": ids, "system": kept["system"], "score": pa.array(scores, pa.float64())}
     table = pa.table({**known, "metric": [metric] * len(rows), "status": ["ok"] * len(rows)})
-    frames = {"samples": _whole(samples, SAMPLES), "scores": _whole(table, SCORES)}
+    frames = {"samples": pa.table(kept), "scores": table}
     digest = sha256(json.dumps([ids.to_pylist(), scores]).encode()).hexdigest()
     manifest = {"status": "finished", "metrics": [metric], "identity": {"input": digest, "dataset": "proxy"}}
     return ProxyRun(path, manifest, frames)
-
-
-def _whole(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows with all columns of a table. Missing columns are null."""
-    for column in schema:
-        if column.name not in rows.column_names:
-            rows = rows.append_column(column, pa.nulls(len(rows), column.type))
-    return rows
 
 
 def share_words(texts: Texts) -> Scores:

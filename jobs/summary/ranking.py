@@ -13,7 +13,7 @@ import numpy as np
 
 from untold.jobs.run.terminal import amount
 from untold.jobs.run_tables import RunTables
-from untold.jobs.summary.score_counts import COLUMN_OF_STATUS, Row, Rows, ScoreCounts, connect_scores
+from untold.jobs.summary.score_counts import COLUMN_OF_STATUS, Row, Rows, ScoreCounts, connect_scores, group_by
 from untold.udfs.errors import UserError, did_you_mean, near_misses
 from untold.udfs.statistics.intervals import (
     NOTHING,
@@ -306,7 +306,7 @@ def _check_scored(systems: Rows, runs: Sequence[RunTables], by: str) -> None:
         )
 
 
-def rank(summary: Iterable[Mapping[str, Any]], by: str = "mean") -> Rows:
+def rank(summary: Iterable[Mapping[str, Any]], by: str) -> Rows:
     """Return the rows of the systems of a summary with `SYSTEM_COLUMNS`, the best first within a metric.
 
     by: the column of the mean. Systems without a mean are last. Equal means have the order of names.
@@ -379,10 +379,7 @@ def compare_pairs(systems: Rows, differences: Mapping[tuple[str, ...], Clusters]
 
 def add_adjusted(rows: Rows, *family: str) -> Rows:
     """Return rows with `p_adjusted`, the `p_value` after Benjamini and Hochberg over the rows with equal columns."""
-    families: dict[tuple[Any, ...], Rows] = defaultdict(list)
-    for row in rows:
-        families[tuple(row[name] for name in family)].append(row)
-    for own in families.values():
+    for own in group_by(rows, *family).values():
         for row, value in zip(own, adjust_p_values([row["p_value"] for row in own]), strict=True):
             row["p_adjusted"] = value
     return rows

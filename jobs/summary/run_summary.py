@@ -15,7 +15,7 @@ from untold.jobs.run.manifest import by_stage, seconds_of
 from untold.jobs.run.terminal import Page, amount, clock, table, visible, width_of, wrapped
 from untold.jobs.run_tables import RunTables, connect_tables, first_rows, lowest_scores, quoted, quoted_list
 from untold.jobs.summary.ranking import interval_text, number_text
-from untold.jobs.summary.score_counts import fetch_rows
+from untold.jobs.summary.score_counts import fetch_rows, group_by
 from untold.jobs.tables import RESULT_TABLES
 from untold.udfs.facts.rag_measures import FAULTS, GROUPS
 from untold.udfs.redaction import redact
@@ -127,12 +127,9 @@ def describe_faults(run: RunTables) -> list[str]:
     if not _measures(run) or not {"measures", "scores"} <= set(run.tables):
         return []
     counted = _count_faults(run)
-    of_systems: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in counted:
-        if not row["overall"]:
-            of_systems[row["system"] or "without a system"].append(row)
+    named = (row | {"system": row["system"] or "without a system"} for row in counted if not row["overall"])
     lines = []
-    for name, rows in sorted(of_systems.items()):
+    for name, rows in sorted(group_by(named, "system").items()):
         faults = [(*FAULTS[row["measure"]][:2], row) for row in rows]
         told = [f"{half} ({measure}) {row['samples']:,} of {row['defined']:,}" for half, measure, row in faults]
         lines.append(f"{redact(name)}: {', '.join(told)}")
@@ -324,14 +321,12 @@ def _places(run: RunTables, worst: Sequence[Row], page: Page) -> Iterator[str]:
 
 def count_unasked(run: RunTables) -> Unasked:
     """Count the samples that were not asked, by metric and system, and by metric under the system None."""
-    found: Counter[tuple[str, str | None]] = Counter()
-    for row in fetch_rows(
+    rows = fetch_rows(
         connect_tables([run], ["scores"]),
-        f"""select metric, system, count(*) as count from scores where status = {quoted(NOT_ASKED)} group by all""",
-    ):
-        for group in {(row["metric"], None), (row["metric"], row["system"])}:
-            found[group] += row["count"]
-    return found
+        f"""select metric, system, count(*) as count from scores where status = {quoted(NOT_ASKED)}
+            group by grouping sets ((metric), (metric, system)) having grouping(system) = 1 or system is not null""",
+    )
+    return {(row["metric"], row["system"]): row["count"] for row in rows}
 
 
 def count_failures(run: RunTables) -> list[dict[str, Any]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -57,6 +59,7 @@ GRID = 10_000  # steps between 0 and 1 to which values are rounded if there are 
 DECIMALS = 12
 Row = Mapping[str, Any]
 Rows = list[dict[str, Any]]
+Given = TypeVar("Given", bound=Row)
 
 
 @dataclass(frozen=True)
@@ -231,9 +234,13 @@ def fetch_rows(database: DuckDBPyConnection, query: str) -> Rows:
     return rows
 
 
-def columns_of(database: DuckDBPyConnection, table: str) -> list[str]:
-    """Return the names of the columns of a table."""
-    return [row[0] for row in database.sql(f"describe {table}").fetchall()]
+def group_by(rows: Iterable[Given], *names: str) -> dict[Any, list[Given]]:
+    """Return the rows by the value of a column, or by the values of several columns, in their order."""
+    found: dict[Any, list[Given]] = defaultdict(list)
+    key = itemgetter(*names)
+    for row in rows:
+        found[key(row)].append(row)
+    return dict(found)
 
 
 def rounded(value: str) -> str:

@@ -15,7 +15,7 @@ from datetime import datetime
 from hashlib import sha256
 from http.client import HTTPException
 from itertools import groupby, islice
-from typing import IO, Any
+from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote, unquote
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -26,6 +26,8 @@ from untold.udfs.redaction import plain_url, redact
 
 SECONDS = 30.0
 MOST_ATTEMPTS = 6
+# The most scores of a call to a tool that accepts several
+SCORES_PER_CALL = 100
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 TRACE_DIGITS, SPAN_DIGITS = 32, 16
 _TRACE, _SPAN = re.compile(rf"[0-9a-f]{{{TRACE_DIGITS}}}"), re.compile(rf"[0-9a-f]{{{SPAN_DIGITS}}}")
@@ -211,7 +213,6 @@ class Tracker:
     """
 
     calls: Callable[[Sequence[TrackedScore]], Iterator[TrackerCall]]
-    batch: int
     addresses: tuple[str, ...]
     default: str
     keys: tuple[str, ...]
@@ -230,14 +231,13 @@ class Tracker:
     def calls_of(self, scores: Iterable[TrackedScore]) -> Iterator[TrackerCall]:
         """Yield the calls of all scores, in batches."""
         rows = iter(scores)
-        while chunk := list(islice(rows, self.batch)):
+        while chunk := list(islice(rows, SCORES_PER_CALL)):
             yield from self.calls(chunk)
 
 
 TRACKERS: Mapping[str, Tracker] = {
     "langfuse": Tracker(
         langfuse_calls,
-        100,
         ("LANGFUSE_BASE_URL", "LANGFUSE_HOST"),
         "https://cloud.langfuse.com",
         ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"),
@@ -246,7 +246,6 @@ TRACKERS: Mapping[str, Tracker] = {
     ),
     "phoenix": Tracker(
         phoenix_calls,
-        100,
         ("PHOENIX_ENDPOINT", "PHOENIX_COLLECTOR_ENDPOINT", "PHOENIX_BASE_URL"),
         "http://localhost:6006",
         ("PHOENIX_API_KEY",),
@@ -254,7 +253,6 @@ TRACKERS: Mapping[str, Tracker] = {
     ),
     "mlflow-traces": Tracker(
         mlflow_calls,
-        1,
         ("MLFLOW_TRACKING_URI",),
         "http://localhost:5000",
         ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
@@ -262,7 +260,6 @@ TRACKERS: Mapping[str, Tracker] = {
     ),
     "otlp": Tracker(
         otlp_calls,
-        100,
         ("OTEL_EXPORTER_OTLP_ENDPOINT",),
         "http://localhost:4318",
         ("OTEL_EXPORTER_OTLP_HEADERS",),
@@ -271,13 +268,8 @@ TRACKERS: Mapping[str, Tracker] = {
 }
 
 
-def write_calls(tracker: Tracker, scores: Iterable[TrackedScore], file: IO[bytes]) -> None:
-    """Write the body of each call as a line of JSON."""
-    for call in tracker.calls_of(scores):
-        file.write(_body(call.body) + b"\n")
-
-
-def _body(value: Body) -> bytes:
+def json_bytes(value: Body) -> bytes:
+    """Return a value as JSON in UTF-8, with `?` for lone surrogates."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
 
 
@@ -314,7 +306,7 @@ class TrackerClient:
             UserError: The tool refuses the call, or does not respond after `MOST_ATTEMPTS` attempts. The message
                 contains neither a key nor the body of a response.
         """
-        data = None if body is None else _body(body)
+        data = None if body is None else json_bytes(body)
         request = Request(self._address + path, data, self._headers, method=method)
         place = plain_url(request.full_url)
         for attempt in range(1, MOST_ATTEMPTS + 1):

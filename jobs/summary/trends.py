@@ -22,7 +22,6 @@ from untold.jobs.summary.dated_scores import (
     SENTINEL,
     SYSTEM,
     DatedScores,
-    DateRange,
     Series,
 )
 from untold.jobs.summary.nights import SENTINEL_FOLDER, breaks_of, describe_break
@@ -182,16 +181,15 @@ class _TrendTables:
         points = [{**row, "stretch": self._stretch(row["metric"], row["level"], row["date"])} for row in self._points]
         points.sort(key=lambda row: (row["metric"], row["date"], row["level"], row["system"] or ""))
         found = [(series, *one) for series in self._series for one in self._changes(series)]
-        add_adjusted([row for _, row, _, _ in found], "metric", "measure", "kind")
-        unlikely = [one for one in found if is_unlikely(one[1])]
+        changes = add_adjusted([row for _, row, _, _ in found], "metric", "measure", "kind")
         for series, row, later, earlier in found:
             # An alert can also report an insignificant change of the newest date
             if row["level"] == SYSTEM and (is_unlikely(row) or row["date"] == self._dates[-1]):
                 row |= self._judged(series, later, earlier)
-        _name_causes([row for _, row, _, _ in found if "judge_p_value" in row])
-        moved = [one for series, row, later, earlier in unlikely for one in self._moved(series, row, later, earlier)]
-        changes = sorted((row for _, row, _, _ in found), key=_order)
-        return Trend(points, changes, moved, self._breaks, self._findings([row for _, row, _, _ in unlikely]))
+        _name_causes([row for row in changes if "judge_p_value" in row])
+        moved = [row for one in found if is_unlikely(one[1]) for row in self._moved(*one)]
+        findings = self._findings([row for row in changes if is_unlikely(row)])
+        return Trend(points, sorted(changes, key=_order), moved, self._breaks, findings)
 
     def _renewals(self, dated: Mapping[str, Sequence[tuple[RunTables, str]]]) -> list[str]:
         """Return the dates at which the samples of the sentinel change."""
@@ -215,7 +213,7 @@ class _TrendTables:
         cuts += self._renewed if level == SENTINEL else []
         return 1 + sum(cut <= day for cut in set(cuts))
 
-    def _changes(self, series: Series) -> Iterator[tuple[Row, DateRange, DateRange]]:
+    def _changes(self, series: Series) -> Iterator[tuple[Row, range, range]]:
         """Yield the steps and shifts of a series without adjusted p-values, with their later and earlier dates."""
         stretches: dict[int, list[int]] = defaultdict(list)
         for place in sorted(series.means):
@@ -223,7 +221,7 @@ class _TrendTables:
         for places in stretches.values():
             errors = []
             for before, place in pairwise(places):
-                later, earlier = DateRange(place, place), DateRange(before, before)
+                later, earlier = range(place, place + 1), range(before, before + 1)
                 change, key = self._scores.change(series, later, earlier)
                 errors.append(change.error)
                 yield self._row(series, STEP, change, key, place, before), later, earlier
@@ -231,8 +229,8 @@ class _TrendTables:
             points = sum(len(one.means) for one in self._series if one.measure == series.measure)
             shifts = find_shifts([series.means[place] for place in places], errors, points=points)
             for start, middle, end in zip([0, *shifts], shifts, [*shifts[1:], len(places)], strict=False):
-                later = DateRange(places[middle], places[end - 1])
-                earlier = DateRange(places[start], places[middle - 1])
+                later = range(places[middle], places[end - 1] + 1)
+                earlier = range(places[start], places[middle - 1] + 1)
                 change, key = self._scores.change(series, later, earlier)
                 yield self._row(series, SHIFT, change, key, places[middle], places[middle - 1]), later, earlier
 
@@ -249,10 +247,10 @@ class _TrendTables:
             "p_value": test.p_value,
         }
 
-    def _judged(self, series: Series, later: DateRange, earlier: DateRange) -> Row:
+    def _judged(self, series: Series, later: range, earlier: range) -> Row:
         """Return the columns about the judge, from the sentinel on the same dates, or nothing without a sentinel."""
         judge = self._judges.get((series.metric, series.measure))
-        stretches = {self._stretch(series.metric, SENTINEL, self._dates[one]) for one in (later.first, earlier.last)}
+        stretches = {self._stretch(series.metric, SENTINEL, self._dates[one]) for one in (later[0], earlier[-1])}
         if judge is None or len(stretches) > 1:
             return {}
         moved, _ = self._scores.change(judge, later, earlier)
@@ -269,7 +267,7 @@ class _TrendTables:
             "net_p_value": p_of_error(net.mean or 0.0, hypot(own.error, moved.error), freedom),
         }
 
-    def _moved(self, series: Series, row: Row, later: DateRange, earlier: DateRange) -> list[Row]:
+    def _moved(self, series: Series, row: Row, later: range, earlier: range) -> list[Row]:
         if (row["level"], row["measure"]) != (SYSTEM, MEAN) or row["paired_by"] is None:
             return []
         named = {name: row[name] for name in ("kind", "date", "before")}

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from untold.graph.plotting import draw_picture
 from untold.jobs.run.manifest import FORMAT
 from untold.jobs.run_tables import UnreadableRunError, open_run
 from untold.jobs.sweep import UnmeasuredError, curve, draw_curve
@@ -129,5 +130,5 @@ def test_a_plot_of_the_same_rows_has_the_same_bytes() -> None:
         for system in (None, *map(str, range(20)))
         for k in (5, 10)
     ]
-    assert draw_curve(rows, "svg") == draw_curve(rows, "svg")
-    assert b"the first 12 of 21 lines" in draw_curve(rows, "svg")
+    assert draw_picture("svg", lambda: draw_curve(rows)) == draw_picture("svg", lambda: draw_curve(rows))
+    assert b"the first 12 of 21 lines" in draw_picture("svg", lambda: draw_curve(rows))

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from untold.graph.plotting import draw_picture
 from untold.jobs.cli.main import main
 from untold.jobs.cli.values import weights
 from untold.jobs.run.manifest import FORMAT
@@ -94,7 +95,7 @@ def test_ticks_and_names_are_shown_as_written() -> None:
     pairs = Counter({(0.5, 0.25): 2, (1.0, 0.5): 1})
     names = ["$x_1^2$", "_under", "日本語", "two\nlines"]
     rows = [row for system in names for row in sweep_rows(system, pairs, BETAS, seed=0)]
-    shown = texts_of(draw_sweep(rows, "svg"))
+    shown = texts_of(draw_picture("svg", lambda: draw_sweep(rows)))
     assert {"0.125", "0.25", "0.5", "1", "2", "4", "8"} <= shown
     assert {"$x_1^2$", "_under", "日本語", "two lines"} <= shown
     assert not any("mathdefault" in text for text in shown)
@@ -125,8 +126,8 @@ def test_counts_stand_for_samples(pairs: dict[tuple[float, float], int]) -> None
 def test_a_plot_of_the_same_rows_has_the_same_bytes() -> None:
     pairs = Counter({(0.5, 0.25): 2, (1.0, 0.5): 1})
     rows = [row for system in (None, *map(str, range(20))) for row in sweep_rows(system, pairs, BETAS, seed=0)]
-    assert draw_sweep(rows, "svg") == draw_sweep(rows, "svg")
-    assert b"the first 12 of 21 lines" in draw_sweep(rows, "svg")
+    assert draw_picture("svg", lambda: draw_sweep(rows)) == draw_picture("svg", lambda: draw_sweep(rows))
+    assert b"the first 12 of 21 lines" in draw_picture("svg", lambda: draw_sweep(rows))
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "nan", "1001", "a,1"])

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import PurePosixPath
 from time import time
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 from uuid import uuid4
 
 import numpy as np
@@ -39,8 +39,6 @@ DAMAGED = "damaged"
 LISTINGS = 5
 # The number of objects in one page of a listing
 LIST_PAGE = 1000
-
-Given = TypeVar("Given")
 
 
 @dataclass(frozen=True)
@@ -72,13 +70,20 @@ def live_names(folder: str) -> tuple[str, ...]:
     return find_whole(folder, move=False).names
 
 
-def read_live(folder: str, read: Callable[[list[StoragePath]], Given]) -> Given:
-    """Return the result of `read` for the live files. It is called again if another run merges them meanwhile."""
-    place = StoragePath(folder)
+def read_completions(folder: StoragePath, columns: Sequence[str], where: pc.Expression) -> pa.Table:
+    """Return columns of the rows of the live files under a filter. They are read again if another run merges them."""
+    # Actors import this module, and do not read stores
+    import pyarrow.dataset as ds
+
+    def read() -> pa.Table:
+        files = [(folder / name).arrow for name in live_names(str(folder))]
+        rows = ds.dataset([path for _, path in files], COMPLETIONS, "parquet", files[0][0] if files else None)
+        return rows.to_table(columns=list(columns), filter=where)
+
     for _ in range(LISTINGS - 1):
         with suppress(FileNotFoundError):
-            return read([place / name for name in live_names(folder)])
-    return read([place / name for name in live_names(folder)])
+            return read()
+    return read()
 
 
 def find_whole(folder: str, *, move: bool) -> Whole:

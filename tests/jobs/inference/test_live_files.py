@@ -8,6 +8,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from untold.jobs.inference.store.compaction import (
     find_whole,
     live_names,
     plan_merges,
+    read_completions,
 )
 from untold.jobs.tables import COMPLETIONS
 from untold.udfs.llm.store_files import count_rows, merge_files
@@ -70,6 +72,15 @@ def test_the_sources_of_a_merged_file_are_dead_and_live_again_if_it_is_damaged(t
     second.write_bytes(b"")
     whole = find_whole(str(tmp_path), move=True)
     assert (whole.names, whole.damaged) == ((first.name, n.name), (second.name,))
+
+
+def test_completions_are_read_from_live_files_by_a_filter(tmp_path: Path) -> None:
+    paths = [write(tmp_path, f"{name}.parquet", [row(name, text=name.upper())]) for name in ("a", "b", "n")]
+    merge(tmp_path, *paths[:2])
+    wanted = pc.field("request_id").isin(["b", "n", "other"])
+    found = read_completions(StoragePath(str(tmp_path)), ["text"], wanted)
+    assert sorted(found["text"].to_pylist()) == ["B", "N"]
+    assert read_completions(StoragePath(str(tmp_path / "nowhere")), ["text"], wanted).num_rows == 0
 
 
 @pytest.mark.parametrize("name", ["../victim.parquet", "/victim.parquet", "a/../../victim.parquet", "..", ""])

@@ -194,7 +194,7 @@ def test_a_measure_counts_as_0_with_facts_and_without_claims(run_of: Callable[..
         )
         named = zip(("claims", "precision", "contradiction_rate"), (claims, *values), strict=True)
         rows += [dict(zip(MEASURE_COLUMNS, (str(number), "m", *one), strict=False)) for one in named]
-    found = summarise_measures(run_of(scores=owners, measures=rows), {"m": ("precision",)}, seed=0)
+    found = summarise_measures(run_of(scores=owners, measures=rows), {"m": ("precision",)}, {}, seed=0)
     of_system = {row["measure"]: row for row in found if row["system"] == "a"}
     precision, other = of_system["precision"], of_system["contradiction_rate"]
     # Only the second sample is silent. The third has no facts, and the fourth has no judged claim
