@@ -17,7 +17,7 @@ from itertools import count
 from numbers import Integral
 from threading import Lock, current_thread, main_thread
 from time import monotonic
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Literal, Self, TypedDict, Unpack
 
 from pyspark.sql import SparkSession
 
@@ -307,15 +307,16 @@ class Session:
         for name in how:
             if name not in known:
                 raise TypeError(f"unexpected keyword argument {name!r}{aside(near_misses(name, known))}")
+        # All calls without `output` share a store
+        shares = output is None and not self.settings.completion_store
         request = ScoreRequest(
             input=path,
             output="" if output is None else absolute(os.fspath(output)),
             metrics=check_metrics(metrics),
-            # All calls without `output` share a store
-            settings=self.settings.with_store(self._folder) if output is None else self.settings,
+            settings=self.settings.with_store(self._folder) if shares else self.settings,
             embedded=self._resolved.embedded,
             format=how.get("format"),
-            limit=how.get("limit"),
+            limit=_positive(how, "limit"),
             draw=_draw_of(how, self.settings.statistics.seed),
             read=ReadOptions(how.get("columns") or {}, how.get("encoding"), how.get("delimiter")),
         )
@@ -332,16 +333,23 @@ class Session:
             yield write_frame(samples, folder)
 
 
+def _positive(how: SampleOptions, name: Literal["limit", "random"]) -> int | None:
+    """Return a number of rows of the options. Raises UserError unless it is a positive integer or None."""
+    number = how.get(name)
+    if number is None:
+        return None
+    if isinstance(number, bool) or not isinstance(number, Integral) or number < 1:
+        raise UserError(f"{name}={number!r}: must be a positive integer")
+    return int(number)
+
+
 def _draw_of(how: SampleOptions, seed: int) -> Draw | None:
-    """Return the draw of the options. Raises UserError for numbers below 1, and for strata without a number."""
-    for name in ("limit", "random"):
-        number = how.get(name)
-        if number is not None and (not isinstance(number, Integral) or number < 1):
-            raise UserError(f"{name}={number!r}: must be a positive integer")
-    rows, columns = how.get("random"), how.get("stratify") or ()
+    """Return the draw of the options. Raises UserError for columns of strata without a number of rows."""
+    rows, given = _positive(how, "random"), how.get("stratify")
+    columns = () if given is None else (given,) if isinstance(given, str) else tuple(given)
     if columns and rows is None:
         raise UserError("stratify requires random, the number of rows")
-    return None if rows is None else Draw(rows, seed, (columns,) if isinstance(columns, str) else tuple(columns))
+    return None if rows is None else Draw(rows, seed, columns)
 
 
 def display_for(progress: Callable[[Mapping[str, Any]], None] | None) -> Display:

@@ -74,7 +74,7 @@ class DateResult(Outcome):
 
     `status` is `done` for a date that was complete before, `empty` without input, `refused` for a date that could not
     start, `waiting` if another date ended the command first, and otherwise the status of the manifest. `ran` is True
-    if this command started the date.
+    if this command started the date. `rows` and `unchanged` keep their defaults.
     """
 
     date: str

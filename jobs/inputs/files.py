@@ -203,6 +203,7 @@ def _find_local(path: str) -> list[InputFile]:
         pattern = f"{glob.escape(above)}{path[len(above) :]}"
         matches = [match for match in glob.glob(pattern, recursive=True) if _is_shown(os.path.basename(match))]
     if not matches and os.path.islink(path):
+        # A link to a missing file, which `_local_file` reports
         matches = [path]
     paths = {file for match in matches for file in (_walk(match) if os.path.isdir(match) else [match])}
     return list(map(_local_file, paths))

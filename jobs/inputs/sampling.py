@@ -53,8 +53,9 @@ class Draw:
     def by_stratum(self, strata: DataFrame) -> tuple[DataFrame, list[dict[str, Any]]]:
         """Draw samples from `strata`: sample_id and the columns of `stratify`, a row per sample.
 
-        Returns their ids (column sample_id), and for each stratum its values, rows and of, empty for more than
-        `SHOWN_STRATA` strata. Raises DrawError for more strata than rows to draw, and SampleError for a missing column.
+        Returns their ids (column sample_id), and a list of strata, each with its values, its number of drawn rows as
+        `rows`, and its number of rows as `of`. The list is empty for more than `SHOWN_STRATA` strata. Raises DrawError
+        for more strata than rows to draw, and SampleError for a missing column.
         """
         for name in self.stratify:
             if name not in strata.columns:

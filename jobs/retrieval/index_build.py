@@ -119,7 +119,6 @@ class IndexBuilder:
         if not counts["failed"]:
             nothing = self.steps.spark.createDataFrame([], spark_schema(FAILURES))
             return _Embedded(chunks, vectors, nothing, 0, counts["waiting"])
-        # A document fails if a text has no vector
         results = chunks.select("document_id", "text_id").join(vectors, on="text_id", how="inner")
         failures = self.steps.keep(failure_rows(None, STAGE, results, "document_id").distinct(), "failures")
         failed = _documents_in(failures)

@@ -17,6 +17,7 @@ from untold.jobs.settings.fields import (
     Address,
     Amount,
     ApiKeyEnv,
+    BodyWithoutNulls,
     Count,
     ExtraBody,
     Natural,
@@ -24,7 +25,6 @@ from untold.jobs.settings.fields import (
     Positive,
     Rating,
     Section,
-    SentBody,
     Share,
     Text,
     TokenRate,
@@ -100,7 +100,7 @@ class LlmSettings(sections.SendingSettings):
         "JSON schema of the stage in chat requests: auto tries it once, off sends none, json_schema "
         "(response_format) and guided_json send it without a try",
     )
-    extra_body: SentBody = setting({}, "Fields merged into every request, such as reasoning_effort")
+    extra_body: BodyWithoutNulls = setting({}, "Fields merged into every request, such as reasoning_effort")
     salt: Text | None = setting(None, "Text in the id of every request; a new salt repeats all requests")
     mask: Text | None = setting(
         None, "Mask of the texts of requests: the name of an entry point of untold.masks; the judge needs no mask"

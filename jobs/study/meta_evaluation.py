@@ -86,7 +86,7 @@ class Sheet:
 class MetaEvaluationRequest(RunRequest):
     """The arguments of `untold meta-evaluate`: `endpoints` to run, or existing `scores` of models.
 
-    The runs of the endpoints inherit `limit`, `draw`, `retry_failed`, `wait` and `command`.
+    The runs and stages of the endpoints have the options of the request, such as `limit`, `draw` and `lock`.
     """
 
     dataset: str

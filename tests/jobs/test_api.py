@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import duckdb
+import numpy
 import pandas
 import polars
 import pyarrow as pa
@@ -188,6 +189,7 @@ def test_a_wrong_setting_is_one_clear_error(settings: dict[str, Any], told: str)
     [
         ({"random": 0}, "random=0: must be a positive integer"),
         ({"limit": -1}, "limit=-1: must be a positive integer"),
+        ({"random": True}, "random=True: must be a positive integer"),
         ({"limit": "2"}, "limit='2': must be a positive integer"),
         ({"stratify": ["system"]}, "stratify requires random"),
     ],
@@ -200,8 +202,9 @@ def test_wrong_draws_are_clear_errors(session: untold.Session, options: dict[str
 
 @pytest.mark.gate
 def test_samples_are_drawn_by_strata(session: untold.Session) -> None:
-    for stratify in ("system", ["system"]):
-        run = session.score(pandas.DataFrame(ROWS), "e2e", random=2, stratify=stratify, progress=lambda _: None)
+    samples = pandas.DataFrame(ROWS)
+    for number, stratify in ((2, "system"), (numpy.int64(2), samples.columns[-1:])):
+        run = session.score(samples, "e2e", random=number, stratify=stratify, progress=lambda _: None)
         assert sorted(run.table("scores")["system"].to_pylist()) == ["model-0", "model-1"]
 
 

@@ -180,8 +180,8 @@ def write_table(
     """Write chunks (columns of `CHUNKS`, vector), and their indexes, and return the index.
 
     before: the index to extend, None to replace the table. `removed`: ids of documents, whose chunks are deleted.
-    `documents` and `content`: fields of the index. Rows are streamed. A shard is a file with at most `chunks_per_shard`
-    new chunks.
+    `documents` and `content`: fields of the returned catalog. Rows are streamed. A shard is a file with at most
+    `chunks_per_shard` new chunks.
     """
     table = None
     if before is not None:

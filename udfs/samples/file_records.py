@@ -395,7 +395,10 @@ def _header(rows: Iterator[list[str]]) -> list[str]:
 
 
 def _read_csv(unit: Unit) -> Iterator[FileRecord]:
-    """Yield the rows of RFC 4180, with the unit's delimiter. An empty cell is null, but empty text in `response`."""
+    """Yield the rows of RFC 4180, with the unit's delimiter, or the delimiter of the header if it has none.
+
+    An empty cell is null, but empty text in `response`.
+    """
     # Contexts are often longer than the module's limit of 131,072 characters. The limit is a C long
     csv.field_size_limit(2**31 - 1)
     delimiter = unit.delimiter or csv_header(unit.path, unit.encoding)[1]
