@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import csv
 import gzip
 import json
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from untold.jobs.run.terminal import Page, width_of
 from untold.udfs.samples.adapters import FORMATS
 from untold.udfs.samples.batches import ColumnSelection, UnitProgress, expanded, reader_of, samples_of
 from untold.udfs.samples.conversion import OPTIONAL, REQUIRED, Sample
+from untold.udfs.samples.data_sets import COLUMNS, MUST_HAVE
 from untold.udfs.samples.tool_files import ASKED, ASKING, documents_in, find_text
 
 EXPORTS = Path(__file__).parent / "exports"
@@ -528,3 +530,22 @@ def test_folders_that_look_like_globs_are_read(tmp_path: Path, name: str) -> Non
     write_lines(tmp_path / name / "a [1].jsonl", [ROW])
     for path in (tmp_path / name, tmp_path / name / "a [1].jsonl", tmp_path / name / "*.jsonl", tmp_path / name / "**"):
         assert len(list(samples_in(path, None))) == 1
+
+
+@pytest.mark.parametrize(("mark", "options"), [(";", AS_THEY_ARE), ("|", ReadOptions(delimiter="|"))])
+def test_files_of_k_qa_may_have_another_delimiter(tmp_path: Path, mark: str, options: ReadOptions) -> None:
+    row = {
+        **dict.fromkeys(COLUMNS, "Entailment"),
+        "category_x": MUST_HAVE,
+        "Question": "Is honey old?",
+        "answer": "It is, by far.",
+    }
+    path = tmp_path / "NLI_medical_annotator.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, row, delimiter=mark)
+        writer.writeheader()
+        writer.writerow(row)
+
+    (sample,) = samples_in(path, "k_qa", options)
+
+    assert (sample.known["query"], sample.known["response"]) == ("Is honey old?", "It is, by far.")
