@@ -133,6 +133,9 @@ class BatchOutcome:
         if remedy := self._remedy_before_completion(answer):
             self.held.append((request, answer, remedy))
             return
+        if answer.error_type == "truncated" and request.sent_limit is None:
+            # Another process wrote the batch. The body has the token limit
+            self.script.render(request)
         verdict = judge(request, answer, self.settings.max_attempts, free=False)
         request.attempts += verdict.attempt
         if verdict.afresh:

@@ -256,6 +256,7 @@ class Request:
         reserved: tokens of the call that are reserved from the limit, and from the budget if endpoints share it.
         failed_at: indices of endpoints at which the request failed. The next call goes to another endpoint.
         limit: the token limit of the next call. None for the limit of the stage.
+        sent_limit: the token limit in the newest body. None if the body has no limit, or another process wrote it.
     """
 
     request_id: str
@@ -279,6 +280,7 @@ class Request:
     members: list[Request] = field(default_factory=list)
     failed_at: frozenset[int] = frozenset()
     limit: int | None = None
+    sent_limit: int | None = None
 
     @property
     def rows(self) -> int:

@@ -305,7 +305,7 @@ def judge(request: Request, answer: Answer, max_attempts: int, *, free: bool) ->
     wait = backoff(request.attempts + 1)
     if is_fault(kind) or kind in RETRIED_STATUSES:
         return Verdict(RetryDecision.AGAIN, max(wait, answer.retry_after or 0.0), attempt=True)
-    afresh, limit = kind in ASK_AGAIN, next_limit(answer, request.limit)
+    afresh, limit = kind in ASK_AGAIN, next_limit(answer, request.limit or request.sent_limit)
     if not (afresh or limit):
         return _LAST
     return Verdict(

@@ -32,6 +32,8 @@ from untold.udfs.stages.non_answers import example_names
 from untold.udfs.stages.schemas import OutputFormat
 
 TOP_LOGPROBS = 10
+# The fields of a body with the token limit
+LIMITS = (MAX_TOKENS, MAX_COMPLETION_TOKENS)
 # A cautious estimate of the tokens of a prompt, for the rest of a context window
 BYTES_OF_A_TOKEN = 3
 # At least an eighth of a context window is for the completion. The endpoint refuses a longer prompt
@@ -86,7 +88,7 @@ class Prompting:
         self.reasoning_tokens = stage.reasoning_tokens
 
     def render(self, request: Request) -> tuple[bytes | None, Answer | None]:
-        """Return the body of the next call, or the error of the template.
+        """Return the body of the next call, and keep its token limit in the request. Return the error of the template.
 
         Never raises: a template of a user can fail in any way for any row, and the row is then in `failures`.
         """
@@ -99,10 +101,13 @@ class Prompting:
         try:
             options["fields"] = self._fields.of(request.variables)
             options["reasoning_tokens"] = self.reasoning_tokens
-            return request_body(self._stage, self._prompt, request.variables, request.turns, **options), None
+            fields = request_fields(self._stage, self._prompt, request.variables, request.turns, **options)
+            body = _encoded(fields)
         except Exception as error:
             said = f"the template cannot be filled in ({type(error).__name__})"
             return None, Answer(error_type="template", error=said)
+        request.sent_limit = next((fields[name] for name in LIMITS if name in fields), None)
+        return body, None
 
     def _reminder(self, variables: Mapping[str, Any]) -> str:
         """Return the text that names the output format after an unparsable completion.
@@ -144,7 +149,12 @@ class Prompting:
         return estimate_tokens(size)
 
 
-def request_body(
+def request_body(stage: Stage, prompt: Prompt, variables: Mapping[str, Any], *more: Any, **options: Any) -> bytes:
+    """Return the JSON body of the call for these variables. The arguments are those of `request_fields`."""
+    return _encoded(request_fields(stage, prompt, variables, *more, **options))
+
+
+def request_fields(
     stage: Stage,
     prompt: Prompt,
     variables: Mapping[str, Any],
@@ -155,8 +165,8 @@ def request_body(
     fields: Mapping[str, Any] | None = None,
     limit: int | None = None,
     reasoning_tokens: int = 0,
-) -> bytes:
-    """Return the JSON body of the call for these variables.
+) -> dict[str, Any]:
+    """Return the fields of the call for these variables.
 
     `logprobs: false` in `extra_body` removes the fields of log-probabilities, for models that refuse them.
 
@@ -190,7 +200,7 @@ def request_body(
     if body.get("logprobs") is False:
         del body["logprobs"]
         body.pop("top_logprobs", None)
-    for name in (MAX_TOKENS, MAX_COMPLETION_TOKENS):
+    for name in LIMITS:
         if name in body:
             body[name] = limit or body[name] + max(reasoning_tokens, stage.reasoning_tokens)
             bounds = [stage.most_tokens or body[name]]
@@ -198,7 +208,7 @@ def request_body(
                 prompt_tokens = len(_encoded(body)) // BYTES_OF_A_TOKEN
                 bounds.append(max(stage.window - prompt_tokens, stage.window // LEAST_SHARE))
             body[name] = min(body[name], *bounds)
-    return _encoded(body)
+    return body
 
 
 def _encoded(body: Mapping[str, Any]) -> bytes:

@@ -67,6 +67,14 @@ def test_an_unparsable_completion_is_retried_up_to_max_attempts(
     assert server.count() == 6
 
 
+def test_a_cut_off_completion_without_usage_gets_twice_the_sent_limit(server: ModelServer, tmp_path: Path) -> None:
+    # The reasoning needs more tokens than the limit of the stage, and fewer than twice the limit
+    server.configure(rules=[{"do": {"reasoning": 5000, "no_usage": True}}])
+    ask(server, tmp_path, requests(3), stage=replace(STAGE, max_tokens=4096))
+    assert {(row["error_type"], row["attempts"]) for row in rows_in(tmp_path).values()} == {(None, 2)}
+    assert server.count() == 6
+
+
 def test_an_unparsable_completion_is_kept_with_its_text(server: ModelServer, tmp_path: Path) -> None:
     progress = ask(server, tmp_path, requests(3), replace(SETTINGS, max_attempts=3), parse=reject)
     for row in rows_in(tmp_path).values():

@@ -59,6 +59,12 @@ def test_a_request_whose_completion_was_cut_off_gets_twice_the_room(
     assert judge(Request("r", {}, "unit", limit=sent, attempts=3), cut, 4, free=False).act is RetryDecision.RECORD
 
 
+@pytest.mark.parametrize(("used", "following"), [(3, 8192), (4096, 8192), (6000, 12000)])
+def test_the_room_doubles_from_the_limit_in_the_body_if_the_usage_is_smaller(used: int, following: int) -> None:
+    cut = Answer(text="- The bridge", error_type="truncated", usage=Usage(completion_tokens=used))
+    assert judge(Request("r", {}, "unit", sent_limit=4096), cut, 4, free=False).limit == following
+
+
 @pytest.mark.parametrize("error_type", ["filtered", "http_400", "http_413"])
 def test_filtered_completions_and_most_client_errors_are_not_retried(error_type: str) -> None:
     assert verdict(Answer(error_type=error_type)).act is RetryDecision.RECORD
