@@ -27,6 +27,7 @@ from untold.jobs.run.terminal import amount
 from untold.jobs.run_tables import RunTables, open_run
 from untold.jobs.summary.ranking import check_runs, wanted_metrics
 from untold.jobs.summary.score_counts import SILENT, Rows, connect_scores, fetch_rows
+from untold.jobs.tables import SAMPLES, SCORES
 from untold.udfs.errors import UserError, aside, near_misses
 from untold.udfs.retrieval.embedding import find_model, normalised, open_embedder
 from untold.udfs.retrieval.local_models import MINILM
@@ -345,10 +346,7 @@ Texts = Sequence[tuple[str, Sequence[str]]]
 
 @dataclass(frozen=True, repr=False)
 class ProxyRun(RunTables):
-    """Proxy scores in memory as the tables `samples` and `scores` of a run.
-
-    The tables may lack columns of the contract, which are null in a view of this run and the judged run.
-    """
+    """Proxy scores in memory as the tables `samples` and `scores` of a run."""
 
     frames: Mapping[str, pa.Table]
 
@@ -391,10 +389,18 @@ def _proxy_run(path: str, metric: str, rows: pa.Table, scores: Scores) -> ProxyR
         kept[name] = kept[name].cast(pa.string()) if name in kept else pa.nulls(len(rows), pa.string())
     known = {"sample_id": ids, "system": kept["system"], "score": pa.array(scores, pa.float64())}
     table = pa.table({**known, "metric": [metric] * len(rows), "status": ["ok"] * len(rows)})
-    frames = {"samples": pa.table(kept), "scores": table}
+    frames = {"samples": _whole(pa.table(kept), SAMPLES), "scores": _whole(table, SCORES)}
     digest = sha256(json.dumps([ids.to_pylist(), scores]).encode()).hexdigest()
     manifest = {"status": "finished", "metrics": [metric], "identity": {"input": digest, "dataset": "proxy"}}
     return ProxyRun(path, manifest, frames)
+
+
+def _whole(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the rows with all columns of a table. Missing columns are null."""
+    for column in schema:
+        if column.name not in rows.column_names:
+            rows = rows.append_column(column, pa.nulls(len(rows), column.type))
+    return rows
 
 
 def share_words(texts: Texts) -> Scores:

@@ -92,16 +92,22 @@ _NUMBER_WORDS = re.compile(
 )
 _SOURCES = re.compile(_BRACKET, re.IGNORECASE)
 _NUMBER_OR_RANGE = re.compile(r"(\d{1,6})\]?\s*(?:-|–|to)\s*\[?(\d{1,6})(?!\d)|\d+")
-_SOURCES_LABEL = re.compile(r"(?<![\s*_(–-])[\s*_(–-]*(?:contexts?|sources?)\s*[:：]?[*_\s]*\Z", re.IGNORECASE)
+# Behind a sentence, a dash or a bracket, or with a colon. Otherwise it is the last word, as in "It depends on context"
+_SOURCES_LABEL = re.compile(
+    r"(?:(?<=[.;,!?])\s*|(?<![\s*_(–-])(?=\s*[*_(–-])[\s*_(–-]*|(?<!\s)\s+(?=\w{6,8}\s*[:：]))"
+    r"(?:contexts?|sources?)\s*[:：]?[*_\s]*\Z",
+    re.IGNORECASE,
+)
 _ITEM_LABEL = re.compile(r"(?:\*\*)?(?:statement|fact)\s?\d{0,3}\s?[:：](?:\*\*)?\s*", re.IGNORECASE)
 _NONE = re.compile(
-    r"\W*(?:none|nothing|n/a|empty|no (?:(?:un)?covered |missing )?statements?\b[^.\n]*"
+    r"\W*(?:none|nothing|n/a|empty|(?:the response covers )?no (?:(?:un)?covered |missing )?statements?\b[^.\n]*"
     r"|no (?:uncovered|covered|missing)[^.\n]*|all (?:of the )?statements? (?:are|were) [^.\n]*"
-    r"|none (?:identified|found|missing))\W*"
+    r"|none (?:identified|found|missing|of the above)|nothing (?:is |was )?(?:un)?(?:covered|missing))\W*"
     r"(?:\(?all [^.\n]*\)?|the response [^\n]*)?",
     re.IGNORECASE,
 )
 _PARTIAL = re.compile(r"(?:[(\[*]|^)[^()\[\]]{0,20}(?:partial|partly|in part)", re.IGNORECASE)
+_MOVED = re.compile(r"[(\[]\s*(?:not|un)[ -]?covered\b", re.IGNORECASE)
 _REMARK = re.compile(r"[→>(⇒]|(?:reason|note|explanation|quote|evidence)\w*\b[:\s]", re.IGNORECASE)
 _CLOSES_LIST = re.compile(r"\W*(?:overall|in summary|total|summary)\b", re.IGNORECASE)
 _TEXT_NAMES = ("statement", "text", "fact", "claim")
@@ -158,7 +164,8 @@ def parse_coverage(text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     if values and _HEADING.search(rest) and _names_sources(rest):
         raise Unparsable("JSON and lists outside of it")
     own = [collapsed(str(variables.get(name) or "")) for name in ("query", "response")]
-    found = _of_json(values, count) if values else _of_lists(text, count, own)
+    read = _of_json(values, count) if values else _of_lists(text, count, own)
+    found = [one for one in read if not _says_none(one.text)]
     statements: dict[str, dict[str, Any]] = {}
     for statement in sorted(found, key=lambda one: not one.covered):
         if statement.sources:
@@ -206,6 +213,8 @@ def _of_section(text: str, covered: bool, count: int) -> list[_Statement]:
     if table is not None:
         return [_of_record(row, covered, count) for row in table[0]]
     statements = [_of_item(item, covered, count) for item in _items(text)]
+    if not all(_is_visible(one.text) for one in statements):
+        raise Unparsable("an item without text")
     statements = [one for one in statements if not _says_none(one.text)]
     if statements and not any(one.sources for one in statements):
         raise Unparsable("items without known sources")
@@ -246,6 +255,8 @@ def _items(text: str) -> list[str]:
 def _of_item(item: str, covered: bool, count: int) -> _Statement:
     if _PARTIAL.search(item):
         raise Unparsable("a partially covered statement")
+    if covered and _MOVED.search(item):
+        raise Unparsable("a statement with two labels")
     text, said = _split_sources(item)
     text = _SOURCES_LABEL.sub("", text).strip()
     text = forms.undecorated(balanced(without_start(_ITEM_LABEL, text)))
@@ -316,12 +327,18 @@ def _of_record(value: Any, covered: bool | None, count: int) -> _Statement:
     if covered is None:
         covered = _COVERED_WORDS.get(str(forms.get_field(value, ("covered", "label", "status"))).casefold())
     text = forms.get_field(value, _TEXT_NAMES)
-    if covered is None or not isinstance(text, str) or not any(name in value for name in _SOURCE_NAMES):
+    has_text = isinstance(text, str) and _is_visible(text)
+    if covered is None or not has_text or not any(name in value for name in _SOURCE_NAMES):
         raise Unparsable("a statement without text, sources or label")
     sources = forms.get_field(value, _SOURCE_NAMES)
     known = _known(_numbers(sources), count) if isinstance(sources, str) else forms.numbers_of_value(sources, count)[0]
     bare, said = _split_sources(text.strip())
     return _Statement(bare if said and _known(_numbers(said), count) == known else text.strip(), covered, known)
+
+
+def _is_visible(text: str) -> bool:
+    """Return False for a text of spaces, and of marks without a width."""
+    return any(sign.isprintable() and not sign.isspace() for sign in text)
 
 
 def _says_none(text: str) -> bool:

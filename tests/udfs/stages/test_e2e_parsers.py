@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pyarrow as pa
 import pytest
 
@@ -229,3 +231,42 @@ def test_headings_without_brackets_are_read(covered: str, uncovered: str) -> Non
 )
 def test_json_and_tables_are_read(completion: str) -> None:
     assert coverage(completion) == SUN_AND_MOON
+
+
+NO_TEXT = ["- [1]", "- ~~It has bells~~ [1]", "- \u200b [1]"]
+
+
+@pytest.mark.parametrize("item", [*NO_TEXT, "- It has bells [1] (not covered)"])
+def test_an_item_without_text_or_with_two_labels_is_unparsable(item: str) -> None:
+    with pytest.raises(Unparsable):
+        coverage(lists(f"- The tower is old [1]\n{item}", "None"), 2)
+
+
+@pytest.mark.parametrize("text", ["", " ", "\u200b"])
+def test_a_statement_of_json_without_text_is_unparsable(text: str) -> None:
+    with pytest.raises(Unparsable):
+        coverage(json.dumps({"covered": [{"statement": text, "sources": [1]}], "uncovered": []}), 1)
+
+
+@pytest.mark.parametrize(
+    "item", ["None", "Nothing is covered", "None of the above", "The response covers no statement", "No statements"]
+)
+def test_an_item_that_names_no_statement_is_none(item: str) -> None:
+    assert coverage(lists(f"- The tower is old [1]\n- {item} [1]", "None"), 1) == [("The tower is old", True, [1])]
+    said = [{"statement": text, "sources": [1]} for text in ("The tower is old", item)]
+    assert coverage(json.dumps({"covered": said, "uncovered": []}), 1) == [("The tower is old", True, [1])]
+
+
+@pytest.mark.parametrize(
+    ("item", "text"),
+    [
+        ("Meaning depends on context [1]", "Meaning depends on context"),
+        ("He read all sources [1]", "He read all sources"),
+        ("It is blue (context: [1])", "It is blue"),
+        ("It is blue. **Sources:** [1]", "It is blue."),
+        ("It is blue – context [1]", "It is blue"),
+        ("It is blue source: [1]", "It is blue"),
+    ],
+)
+def test_the_label_of_sources_is_no_part_of_a_statement(item: str, text: str) -> None:
+    assert one(f"- {item}") == (text, [1])
