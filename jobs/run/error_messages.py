@@ -27,7 +27,12 @@ _REMEDIES = {
     errno.EACCES: _PERMISSION,
     errno.EPERM: _PERMISSION,
     errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOTDIR: "choose a path below a folder",
+    errno.EEXIST: "choose a path below a folder",
+    errno.ENOENT: "create the folder, or choose another path",
 }
+# Texts of Spark and its workers contain these for other reasons
+_ONLY_OF_PYTHON = (errno.EEXIST, errno.ENOENT)
 # The path in error messages of Spark, Arrow and Python
 _PATHS = (
     r"writing rows to (?:file:)?(/.+?)\. SQLSTATE",
@@ -150,6 +155,8 @@ def explain(error: BaseException) -> str | None:
         return "cannot write to a temporary folder. Make room, or set TMPDIR to a writable folder, then start again"
     path = _named(error) or _path_in(text)
     number = _number_of(error, text, path)
+    if path is not None and number in (errno.ENOENT, errno.ENOTDIR):
+        path = os.path.dirname(path)
     # Only a full disk is reported without a path. Other permission errors are not about files
     if number is None or (path is None and _REMEDIES[number] != _ROOM):
         return None
@@ -230,7 +237,9 @@ def _number_of(error: BaseException, text: str, path: str | None) -> int | None:
     own = error.errno if isinstance(error, OSError) else None
     if own in _REMEDIES:
         return own
-    in_text = next((number for number in _REMEDIES if os.strerror(number) in text), None)
+    in_text = next(
+        (number for number in _REMEDIES if number not in _ONLY_OF_PYTHON and os.strerror(number) in text), None
+    )
     # Hadoop reports no reason if it cannot create a folder
     return in_text or (_probe(path) if path is not None and "Mkdirs failed" in text else None)
 

@@ -14,7 +14,7 @@ from tests.fakes.expected_icat import ExpectedIcat, Options, cut, expected_icat
 from tests.fakes.lookups import documents as pages
 from tests.fakes.model_server import ModelServer
 from tests.fakes.world_icat import IcatWorld, icat_worlds
-from tests.runs.harness import Row, read_table, sorted_rows, write_samples
+from tests.runs.harness import Row, read_manifest, read_table, sorted_rows, write_samples
 from tests.runs.here import RunHere
 from tests.runs.icat_jobs import (
     CONCLUSIONS,
@@ -34,6 +34,8 @@ from tests.runs.icat_jobs import (
     write_corpus,
 )
 from tests.udfs.retrieval.onnx_files import write_classifier
+from untold.jobs.retrieval.sources import catalog_in
+from untold.udfs.retrieval.index_table import open_table
 
 ENTAILS = ["entailment", "neutral", "contradiction"]
 
@@ -71,7 +73,11 @@ class Worlds:
             [*words, *(word for key, value in pairs.items() for word in ("--set", f"{key}={value}"))]
         )
         assert ended.code == 0, ended.err
-        assert len(list(place.glob("shards/*"))) == shards
+        catalog = catalog_in(read_manifest(place), str(place))
+        assert catalog is not None
+        rows = open_table(str(place), catalog.version).search().with_row_id(True).to_arrow()["_rowid"].to_pylist()
+        # The upper half of the id of a row is the number of its file
+        assert len({row >> 32 for row in rows}) == shards
         return {"knowledge.source": "index", "knowledge.index": place}
 
     def expected(self, source: Source, options: Options) -> dict[str, ExpectedIcat]:

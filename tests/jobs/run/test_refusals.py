@@ -119,6 +119,17 @@ def test_a_write_of_ours_names_its_file(disk: SmallDisk) -> None:
     assert str(explain(error)).startswith(f"{disk.folder}/manifest.json: No space left on device")
 
 
+def test_a_path_without_its_folders_is_named_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    error = error_of(lambda: (tmp_path / "missing" / "a.csv").write_bytes(b"a"))
+    told = f"{tmp_path}/missing: No such file or directory; create the folder, or choose another path, then start again"
+    assert str(explain(error)).startswith(told)
+    error = error_of(lambda: (tmp_path / "file" / "a.csv").write_bytes(b"a"))
+    assert str(explain(error)).partition("; ")[2].startswith("choose a path below a folder, then start again")
+    error = error_of(lambda: (tmp_path / "file").mkdir())
+    assert str(explain(error)).startswith(f"{tmp_path}/file: File exists; choose a path below a folder")
+
+
 def test_a_work_folder_without_room_is_named(disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(disk.folder))
     disk.fill()
