@@ -30,8 +30,8 @@ def reads_as_itself(text: str) -> bool:
     stripped = text.strip()
     words = letters(stripped).split()
     return (
-        any(sign.isprintable() for sign in stripped)
-        and without_emphasis(stripped) == stripped
+        any(map(str.isalnum, stripped))
+        and stripped.strip("*_`~") == without_emphasis(stripped) == stripped
         and not {"covered", "uncovered", "nothing", "n", "missing", "omitted"} & set(words)
         and without_ticks(stripped) == stripped
         and not NONE_WORDS & set(words)
