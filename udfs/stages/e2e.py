@@ -165,6 +165,8 @@ def parse_coverage(text: str, variables: Mapping[str, Any]) -> dict[str, Any]:
         raise Unparsable("JSON and lists outside of it")
     own = [collapsed(str(variables.get(name) or "")) for name in ("query", "response")]
     read = _of_json(values, count) if values else _of_lists(text, count, own)
+    if not all(_is_visible(one.text) for one in read):
+        raise Unparsable("an item without text")
     found = [one for one in read if not _says_none(one.text)]
     statements: dict[str, dict[str, Any]] = {}
     for statement in sorted(found, key=lambda one: not one.covered):
@@ -213,8 +215,6 @@ def _of_section(text: str, covered: bool, count: int) -> list[_Statement]:
     if table is not None:
         return [_of_record(row, covered, count) for row in table[0]]
     statements = [_of_item(item, covered, count) for item in _items(text)]
-    if not all(_is_visible(one.text) for one in statements):
-        raise Unparsable("an item without text")
     statements = [one for one in statements if not _says_none(one.text)]
     if statements and not any(one.sources for one in statements):
         raise Unparsable("items without known sources")
@@ -327,8 +327,7 @@ def _of_record(value: Any, covered: bool | None, count: int) -> _Statement:
     if covered is None:
         covered = _COVERED_WORDS.get(str(forms.get_field(value, ("covered", "label", "status"))).casefold())
     text = forms.get_field(value, _TEXT_NAMES)
-    has_text = isinstance(text, str) and _is_visible(text)
-    if covered is None or not has_text or not any(name in value for name in _SOURCE_NAMES):
+    if covered is None or not isinstance(text, str) or not any(name in value for name in _SOURCE_NAMES):
         raise Unparsable("a statement without text, sources or label")
     sources = forms.get_field(value, _SOURCE_NAMES)
     known = _known(_numbers(sources), count) if isinstance(sources, str) else forms.numbers_of_value(sources, count)[0]

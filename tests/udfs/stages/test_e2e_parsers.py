@@ -246,6 +246,8 @@ def test_an_item_without_text_or_with_two_labels_is_unparsable(item: str) -> Non
 def test_a_statement_of_json_without_text_is_unparsable(text: str) -> None:
     with pytest.raises(Unparsable):
         coverage(json.dumps({"covered": [{"statement": text, "sources": [1]}], "uncovered": []}), 1)
+    with pytest.raises(Unparsable):
+        coverage(json.dumps({"covered": [f"{text} [1]"], "uncovered": []}), 1)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def reads_as_itself(text: str) -> bool:
     stripped = text.strip()
     words = letters(stripped).split()
     return (
-        any(map(str.isalnum, stripped))
+        any(sign.isprintable() and not sign.isspace() for sign in stripped)
         and stripped.strip("*_`~") == without_emphasis(stripped) == stripped
         and not {"covered", "uncovered", "nothing", "n", "missing", "omitted"} & set(words)
         and without_ticks(stripped) == stripped
